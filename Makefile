@@ -1,0 +1,40 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each installs what it needs.
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= $(shell nproc)
+PIP_QUIET ?= -q --disable-pip-version-check
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.demo
+	@scripts/ensure-bwrap
+	@$(BIN)/sandbox-kernel run notebooks/tour.ipynb
+
+test: $(VENV)/.test lint
+	@scripts/ensure-bwrap
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	@scripts/ensure-bwrap
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+$(BIN)/python:
+	@python=$$(scripts/find-python) && echo "creating $(VENV) with $$python" && $$python -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "installing sandbox-kernel into $(VENV)"
+	@$(BIN)/python -m pip install $(PIP_QUIET) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	@echo "installing sandbox-kernel and its test tools into $(VENV)"
+	@$(BIN)/python -m pip install $(PIP_QUIET) -e '.[demo,test,lint]'
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) .cache dist

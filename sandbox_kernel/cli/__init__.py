@@ -1,0 +1,30 @@
+"""The `sandbox-kernel` command. Each subcommand is a module here, imported only when called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from sandbox_kernel import __version__
+
+SUBCOMMANDS: Final = {
+    "launch": "start the kernel on a connection file (what kernel.json calls)",
+    "run": "run notebooks in the sandbox and show each cell's result",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(
+        prog="sandbox-kernel", description="Sandboxed Python for Jupyter."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    for name, summary in SUBCOMMANDS.items():
+        subparsers.add_parser(name, help=summary, add_help=False)
+    chosen = parser.parse_args(arguments[:1]).subcommand
+    module = importlib.import_module(f"sandbox_kernel.cli.{chosen}")
+    return int(module.main(arguments[1:]))

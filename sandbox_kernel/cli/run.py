@@ -1,0 +1,156 @@
+"""`sandbox-kernel run NOTEBOOK…`: run notebooks in the sandbox, one line per cell, and save them."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KERNEL_NAME = "sandboxed-python"
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """One executed cell, as a line of the table."""
+
+    number: int
+    source: str
+    outcome: str
+    result: str
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome != "ok"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="sandbox-kernel run", description="Run notebooks in the sandbox."
+    )
+    parser.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
+    parser.add_argument("-o", "--output-dir", type=Path, help="save executed notebooks here")
+    parser.add_argument("-k", "--kernel", default=KERNEL_NAME, help="kernelspec (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds a cell may take")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="run the cells after a failing one too"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per notebook")
+    options = parser.parse_args(argv)
+    missing = [str(path) for path in options.notebooks if not path.is_file()]
+    if missing:
+        parser.error(f"no such notebook: {', '.join(missing)}")
+    failed = False
+    for path in options.notebooks:
+        results = run_notebook(path, options)
+        failed = failed or any(result.failed for result in results)
+    return int(failed)
+
+
+def run_notebook(path: Path, options: argparse.Namespace) -> list[CellResult]:
+    """Execute ``path`` and show its cells; the executed notebook is saved if asked for."""
+    import nbformat
+
+    notebook = nbformat.read(path, as_version=4)
+    results = _execute(notebook, path, options)
+    if options.output_dir is not None:
+        options.output_dir.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, options.output_dir / path.name)
+    if options.json:
+        _print_json(path, results)
+    else:
+        _print_table(path, results)
+    return results
+
+
+def _execute(notebook: Any, path: Path, options: argparse.Namespace) -> list[CellResult]:
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    client = NotebookClient(
+        notebook,
+        timeout=options.timeout,
+        kernel_name=options.kernel,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    cells = [
+        (index, cell)
+        for index, cell in enumerate(notebook.cells)
+        if cell.cell_type == "code" and cell.source.strip()
+    ]
+    results: list[CellResult] = []
+    progress = Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with progress, client.setup_kernel():
+        task = progress.add_task(path.name, total=len(cells))
+        for number, (index, cell) in enumerate(cells, 1):
+            progress.update(task, description=f"{path.name} · {_one_line(cell.source, 30)}")
+            started = time.monotonic()
+            outcome = "ok"
+            try:
+                client.execute_cell(cell, index)
+            except CellExecutionError as error:
+                allowed = "raises-exception" in cell.metadata.get("tags", [])
+                outcome = "ok" if allowed else error.ename
+            seconds = time.monotonic() - started
+            results.append(CellResult(number, cell.source, outcome, _shown(cell), seconds))
+            progress.advance(task)
+            if outcome != "ok" and not options.keep_going:
+                break
+    return results
+
+
+def _shown(cell: Any) -> str:
+    """The last thing a cell put out, in one line."""
+    for output in reversed(cell.outputs):
+        if output.output_type == "error":
+            return _one_line(f"{output.ename}: {output.evalue}")
+        if output.output_type == "stream":
+            return _one_line(output.text.strip().splitlines()[-1] if output.text.strip() else "")
+        kinds = output.data.keys() - {"text/plain"}
+        if "image/png" in kinds:
+            return "[image/png]"
+        if "text/plain" in output.data:
+            return _one_line(output.data["text/plain"])
+    return ""
+
+
+def _one_line(text: str, limit: int = _SHOWN_CHARACTERS) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _print_table(path: Path, results: Sequence[CellResult]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=str(path), title_justify="left")
+    table.add_column("", min_width=1)
+    table.add_column("cell", no_wrap=True, overflow="ellipsis", max_width=32)
+    table.add_column("result", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("time", justify="right", min_width=7)
+    for result in results:
+        mark = Text("✘", "red") if result.failed else Text("✔", "green")
+        shown = Text(result.result, "red" if result.failed else "")
+        table.add_row(mark, Text(_one_line(result.source, 44)), shown, f"{result.seconds:.2f} s")
+    Console().print(table)
+
+
+def _print_json(path: Path, results: Sequence[CellResult]) -> None:
+    import json
+    from dataclasses import asdict
+
+    print(json.dumps({"notebook": str(path), "cells": [asdict(result) for result in results]}))

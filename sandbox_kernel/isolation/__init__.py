@@ -1,0 +1,1 @@
+"""Isolation levels: how the inner kernel is kept away from the host."""

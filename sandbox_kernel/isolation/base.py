@@ -1,0 +1,77 @@
+"""The seam between the wrapper and an isolation level: a small contract, one class per level."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox_kernel.errors import SandboxUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxFacts:
+    """What was achieved, as opposed to asked for. Shown in the banner."""
+
+    level: str
+    engine: str
+    network: str
+    host_uid: int
+    working_directory: str
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        return f"{self.level} ({self.engine}) · network {self.network}"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox is asked to run."""
+
+    working_directory: Path
+    python: Path
+    # Files that must not be seen inside even where a visible directory holds them.
+    secrets: tuple[Path, ...] = ()
+
+
+class Sandbox(ABC):
+    """One sandbox, from start to end. Called from the loop's thread only; nothing here blocks."""
+
+    @property
+    @abstractmethod
+    def owner(self) -> tuple[int, int] | None:
+        """The (uid, gid) that must own what the sandbox connects to; ``None``: the wrapper's own."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> SandboxFacts: ...
+
+    @abstractmethod
+    def start(self, run_directory: Path) -> None:
+        """Start it on ``run_directory``, mounted read-only inside.
+
+        Raises ``SandboxUnavailable`` if it is known at once that it cannot run.
+        """
+
+    @property
+    @abstractmethod
+    def exit_descriptor(self) -> int:
+        """Readable once the sandbox's outer process has ended."""
+
+    @property
+    @abstractmethod
+    def console_descriptor(self) -> int:
+        """Where the sandbox's own stdout and stderr can be read."""
+
+    @property
+    @abstractmethod
+    def root_pid(self) -> int:
+        """The host's pid of the process whose descendants are the sandbox."""
+
+    @abstractmethod
+    def explain(self, console: str) -> SandboxUnavailable:
+        """Why it ended before it was ready, from what it printed."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End every process in it, whatever they are doing, and collect the outer process."""

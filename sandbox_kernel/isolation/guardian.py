@@ -1,0 +1,35 @@
+"""The guardian: a tiny process that cleans up when the wrapper dies by any cause, SIGKILL included."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+
+class Guardian:
+    """Removes a directory once the wrapper's end of a pipe closes.
+
+    A shell of its own session: jupyter_client kills a kernel's whole process group.
+    """
+
+    _SCRIPT = 'read -r _; exec rm -rf -- "$1"'
+
+    def __init__(self, directory: Path) -> None:
+        read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", self._SCRIPT, "sandbox-kernel-guardian", str(directory)],
+                stdin=read_end,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={"PATH": "/usr/bin:/bin"},
+                start_new_session=True,
+            )
+        finally:
+            os.close(read_end)
+
+    def close(self) -> None:
+        os.close(self._write_end)
+        self._process.wait()

@@ -1,0 +1,86 @@
+"""Why a sandbox could not start on this host, and the one thing to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from sandbox_kernel.errors import SandboxUnavailable
+
+_SYSCTL: Final = Path("/proc/sys")
+_SAID_LIMIT: Final = 600
+
+
+def read_sysctl(name: str) -> str | None:
+    """A kernel setting's value, or ``None`` where this kernel does not have it."""
+    try:
+        return (_SYSCTL / name).read_text().strip()
+    except OSError:
+        return None
+
+
+def bwrap_missing() -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "bubblewrap (`bwrap`) is not installed, and cells never run without isolation.",
+        hint="Install it: `apt-get install bubblewrap` (Debian, Ubuntu) or "
+        "`dnf install bubblewrap` (Fedora, RHEL); then run the cell again.",
+    )
+
+
+def root_without_privileges() -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "The kernel runs as root but may not create mounts (no CAP_SYS_ADMIN, as in most "
+        "containers), so it cannot change to an unprivileged user inside the sandbox.",
+        hint="Start Jupyter as an ordinary user, or give the container CAP_SYS_ADMIN.",
+    )
+
+
+def root_of_a_lone_namespace() -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "The kernel runs as root of a user namespace without a second user id to change to.",
+        hint="Start Jupyter as an ordinary user, or map more ids (`/etc/subuid`).",
+    )
+
+
+def explain_bwrap(
+    said: str, setting: Callable[[str], str | None] = read_sysctl
+) -> SandboxUnavailable:
+    """Turn what bwrap printed, and the host's settings, into a cause and a fix."""
+    said = "".join(c if c.isprintable() else " " for c in said[-_SAID_LIMIT:]).strip()
+    quoted = f"bwrap said: {said!r}." if said else "bwrap said nothing."
+    # Once bwrap has done its part, what is printed comes from inside and proves nothing about it.
+    lowered = said.lower() if said.startswith("bwrap:") else ""
+    if "unknown option" in lowered:
+        return SandboxUnavailable(
+            f"The installed bubblewrap is too old. {quoted}",
+            hint="Install bubblewrap 0.8 or newer.",
+        )
+    if "namespace" in lowered or "uid map" in lowered or "permission" in lowered:
+        if setting("kernel/unprivileged_userns_clone") == "0":
+            return SandboxUnavailable(
+                f"Unprivileged user namespaces are switched off on this host. {quoted}",
+                hint="As root: `sysctl -w kernel.unprivileged_userns_clone=1`.",
+            )
+        if setting("user/max_user_namespaces") == "0":
+            return SandboxUnavailable(
+                f"This host allows no user namespaces (user.max_user_namespaces is 0). {quoted}",
+                hint="As root: `sysctl -w user.max_user_namespaces=15000`.",
+            )
+        if setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
+            return SandboxUnavailable(
+                f"AppArmor forbids unprivileged user namespaces (Ubuntu's default). {quoted}",
+                hint="As root, let bwrap use them: put `abi <abi/4.0>, include <tunables/global> "
+                "profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }` in "
+                "/etc/apparmor.d/bwrap and run `apparmor_parser -r /etc/apparmor.d/bwrap`.",
+            )
+        return SandboxUnavailable(
+            f"bubblewrap may not create namespaces here. {quoted}",
+            hint="Inside a container, allow user namespaces (a seccomp profile that permits "
+            "`unshare` and `clone`); elsewhere ask the administrator to enable them.",
+        )
+    return SandboxUnavailable(
+        f"The sandbox ended before its kernel was ready. {quoted}",
+        hint="If the message names a Python module, mend that installation (`pip check`); "
+        "then run the cell again.",
+    )

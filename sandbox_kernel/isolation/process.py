@@ -1,0 +1,255 @@
+"""The ``process`` level: bubblewrap, all namespaces, no network, seccomp, the user's own Python.
+
+As an ordinary user everything happens in a user namespace. As root bubblewrap mounts with root's
+rights and the supervisor inside then drops to an unrelated uid with no capability left, so that a
+cell never is root on the host, not even an unprivileged one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.isolation import idmap, probe, view
+from sandbox_kernel.isolation.base import Sandbox, SandboxFacts, SandboxSpec
+from sandbox_kernel.isolation.seccomp import SeccompError, compile_profile
+from sandbox_kernel.paths import policies_directory
+
+INNER_UID: Final = 1000
+# Above every range that systems and container engines hand out; one uid per wrapper, so that two
+# sandboxes of root are strangers to each other.
+FIRST_UNRELATED_UID: Final = 1_900_000_000
+_CAP_SYS_ADMIN: Final = 1 << 21
+_TMPFS_BYTES: Final = 1 << 30
+
+
+class ProcessSandbox(Sandbox):
+    """A bubblewrap process and what runs in it."""
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise probe.bwrap_missing()
+        self._bwrap = bwrap
+        self._spec = spec
+        self._as_root = os.geteuid() == 0
+        self._drop_to: tuple[int, int] | None = None
+        if self._as_root:
+            if not _effective_capabilities() & _CAP_SYS_ADMIN:
+                raise probe.root_without_privileges()
+            uid = _unrelated_uid()
+            self._drop_to = (uid, uid)
+        homes = {Path.home(), Path(pwd.getpwuid(os.getuid()).pw_dir)}
+        self._view = view.plan_view(spec.working_directory, spec.secrets, homes, os.environ)
+        self._notes = list(self._view.notes)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._exit_descriptor = -1
+
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        return self._drop_to
+
+    @property
+    def facts(self) -> SandboxFacts:
+        return SandboxFacts(
+            level="process",
+            engine="bwrap",
+            network="none",
+            host_uid=self._drop_to[0] if self._drop_to else os.getuid(),
+            working_directory=str(self._spec.working_directory),
+            notes=tuple(self._notes),
+        )
+
+    def start(self, run_directory: Path) -> None:
+        try:
+            program = compile_profile((policies_directory() / "seccomp.json").read_bytes())
+        except (SeccompError, OSError) as error:
+            what = f"The system call filter cannot be made: {error}."
+            hint = "Install libseccomp (`apt-get install libseccomp2`) and sandbox-kernel again."
+            raise SandboxUnavailable(what, hint=hint) from error
+        self._write_accounts(run_directory)
+        with contextlib.ExitStack() as stack:
+            seccomp = os.memfd_create("seccomp")
+            stack.callback(os.close, seccomp)
+            os.write(seccomp, program)
+            os.lseek(seccomp, 0, os.SEEK_SET)
+            before_exec = self._owner_views(stack) if self._drop_to else None
+            # One thread at this point (libzmq's do not run Python), so a function before exec is
+            # safe; and the parent-death signal is tied to the thread that forks, the main one.
+            self._process = subprocess.Popen(
+                self._arguments(run_directory, seccomp),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[seccomp],
+                cwd="/",
+                env={"PATH": "/usr/bin:/bin"},
+                preexec_fn=before_exec,
+            )
+        self._exit_descriptor = os.pidfd_open(self._process.pid)
+        os.set_blocking(self.console_descriptor, False)
+
+    def _owner_views(self, stack: contextlib.ExitStack) -> Callable[[], None]:
+        """Prepare root's files in the view to be readable by the uid the sandbox drops to."""
+        assert self._drop_to is not None
+        views = []
+        try:
+            namespace = idmap.namespace_mapping_root_to(*self._drop_to)
+            stack.callback(os.close, namespace)
+        except OSError as error:
+            self._notes.append(f"files only root may read are not readable ({error})")
+            return idmap.mounter([])
+        for path in self._view.read_only:
+            try:
+                tree = idmap.owner_view(path, namespace)
+            except OSError as error:
+                self._notes.append(f"files only root may read in {path} are not readable ({error})")
+            else:
+                stack.callback(os.close, tree)
+                views.append((tree, path))
+        return idmap.mounter(views)
+
+    def _write_accounts(self, run_directory: Path) -> None:
+        uid, gid = self._drop_to or (INNER_UID, INNER_UID)
+        (run_directory / "passwd").write_text(
+            f"sandbox:x:{uid}:{gid}:Sandbox:{view.HOME}:/bin/sh\n"
+            "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"
+        )
+        (run_directory / "group").write_text(f"sandbox:x:{gid}:\nnogroup:x:65534:\n")
+        (run_directory / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
+
+    def _arguments(self, run_directory: Path, seccomp: int) -> list[str]:
+        arguments = [
+            self._bwrap,
+            *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
+            *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1"),
+            *("--clearenv", "--hostname", "sandbox"),
+        ]
+        if self._drop_to:
+            # Just what the supervisor needs to leave root for good.
+            arguments += ["--cap-drop", "ALL"]
+            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+                arguments += ["--cap-add", capability]
+        else:
+            uid = str(INNER_UID)
+            arguments += ["--unshare-user", "--uid", uid, "--gid", uid]
+        environment = view.plan_environment(os.environ, self._view.read_only)
+        for name, value in environment.items():
+            arguments += ["--setenv", name, value]
+        return [
+            *arguments,
+            *_system_mounts(),
+            *_account_mounts(run_directory),
+            *self._view_mounts(),
+            *_directories(Path(view.RUN)),
+            *("--ro-bind", str(run_directory), view.RUN),
+            *("--remount-ro", "/"),
+            *("--chdir", str(self._spec.working_directory)),
+            *("--seccomp", str(seccomp), "--"),
+            *(str(self._spec.python), f"{view.RUN}/boot.py", f"{view.RUN}/connection.json"),
+        ]
+
+    def _view_mounts(self) -> list[str]:
+        working_directory = self._spec.working_directory
+        arguments: list[str] = []
+        for path in self._view.read_only:
+            arguments += [*_directories(path.parent), "--ro-bind", str(path), str(path)]
+        if not any(working_directory.is_relative_to(root) for root in self._view.read_only):
+            # It must exist, empty if need be: the kernel starts in it.
+            arguments += _directories(working_directory)
+        for path in self._view.hidden:
+            if path.is_dir():
+                arguments += ["--perms", "0555", "--tmpfs", str(path), "--remount-ro", str(path)]
+            elif path.exists():
+                arguments += ["--ro-bind", "/dev/null", str(path)]
+        return arguments
+
+    @property
+    def exit_descriptor(self) -> int:
+        return self._exit_descriptor
+
+    @property
+    def console_descriptor(self) -> int:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    @property
+    def root_pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def explain(self, console: str) -> SandboxUnavailable:
+        return probe.explain_bwrap(console)
+
+    def kill(self) -> None:
+        if self._process is None:
+            return
+        # bwrap's child is the namespace's first process and dies with bwrap; all others with it.
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        os.close(self._exit_descriptor)
+        self._process = None
+
+
+def _system_mounts() -> list[str]:
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for name in view.SYSTEM_DIRECTORIES:
+        path = Path(name)
+        if path.is_symlink():
+            arguments += ["--symlink", str(path.readlink()), name]
+        elif path.is_dir():
+            arguments += ["--ro-bind", name, name]
+    arguments += _directories(Path("/etc"))
+    for entry in view.ETC_ENTRIES:
+        arguments += _directories(Path("/etc", entry).parent)
+        arguments += ["--ro-bind-try", f"/etc/{entry}", f"/etc/{entry}"]
+    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    for place, mode in (("/dev/shm", "1777"), ("/tmp", "1777"), (view.HOME, "0777")):
+        arguments += ["--perms", mode, "--size", str(_TMPFS_BYTES), "--tmpfs", place]
+    return [*arguments, *_directories(Path("/var")), "--symlink", "/tmp", "/var/tmp"]
+
+
+def _directories(path: Path) -> list[str]:
+    """Make ``path`` and what is above it; by itself bwrap makes them for their owner alone."""
+    arguments = []
+    for directory in (*reversed(path.parents), path):
+        if directory != Path("/"):
+            arguments += ["--perms", "0755", "--dir", str(directory)]
+    return arguments
+
+
+def _account_mounts(run_directory: Path) -> list[str]:
+    arguments: list[str] = []
+    for name in ("passwd", "group", "hosts"):
+        arguments += ["--ro-bind", str(run_directory / name), f"/etc/{name}"]
+    return arguments
+
+
+def _effective_capabilities() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def _unrelated_uid() -> int:
+    """A uid that belongs to nobody on this host and that this user namespace can change to."""
+    pid = os.getpid()
+    ranges = [
+        range(int(first), int(first) + int(length))
+        for first, _, length in map(str.split, Path("/proc/self/uid_map").read_text().splitlines())
+    ]
+    for uid in (FIRST_UNRELATED_UID + pid, 60_000 + pid % 5_000, 65_534):
+        if any(uid in mapped for mapped in ranges):
+            return uid
+    raise probe.root_of_a_lone_namespace()

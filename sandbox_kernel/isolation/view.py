@@ -1,0 +1,174 @@
+"""What of the host a sandbox may see: system libraries, the user's Python, the notebook's folder.
+
+All of it read-only and nothing else. These functions only plan; ``process`` mounts.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import stat
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HOME: Final = "/home/sandbox"
+RUN: Final = "/run/sandbox"
+
+SYSTEM_DIRECTORIES: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Configuration, devices and sockets of the host: never shown as somebody's folder.
+SYSTEM_STATE: Final = ("/dev", "/etc", "/proc", "/run", "/sys", "/var/run")
+# Configuration that programs need and that says nothing about the host's users or secrets.
+ETC_ENTRIES: Final = (
+    "alternatives",
+    "fonts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "magic",
+    "mime.types",
+    "os-release",
+    "pki/ca-trust/extracted",
+    "pki/tls/certs",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "timezone",
+)
+ENVIRONMENT_ALLOWED: Final = frozenset(
+    {
+        "COLUMNS",
+        "IPYKERNEL_CELL_NAME",
+        "JPY_SESSION_NAME",
+        "LANG",
+        "LANGUAGE",
+        "MKL_NUM_THREADS",
+        "MPLBACKEND",
+        "NUMEXPR_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "PYDEVD_DISABLE_FILE_VALIDATION",
+        "PYTHONHASHSEED",
+        "PYTHONUTF8",
+        "TERM",
+        "TZ",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Host paths visible inside at the same place, and places there that must look empty."""
+
+    read_only: tuple[Path, ...]
+    hidden: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def plan_view(
+    working_directory: Path,
+    secrets: Iterable[Path],
+    homes: Collection[Path],
+    environ: Mapping[str, str],
+) -> View:
+    """Decide what is visible. ``secrets`` are files or directories hidden wherever they would show."""
+    notes: list[str] = []
+    visible: list[Path] = []
+    for path in _python_directories(environ):
+        if _is_private(path, homes):
+            notes.append(f"{path} is on the Python path but holds more than packages: not visible")
+        elif path.exists():
+            visible.append(path)
+    visible += _working_directory(working_directory, homes, notes)
+    visible = _without_nested(visible)
+    hidden = [path for path in secrets if any(path.is_relative_to(root) for root in visible)]
+    return View(tuple(visible), tuple(hidden), tuple(notes))
+
+
+def _python_directories(environ: Mapping[str, str]) -> list[Path]:
+    """Where this Python and its packages live: prefixes, and every extra directory on its path."""
+    working_directory = Path.cwd()
+    prefixes = [Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
+    listed = environ.get("PYTHONPATH", "").split(os.pathsep)
+    extra = [Path(entry) for entry in (*sys.path, *listed) if entry]
+    paths: list[Path] = []
+    for path in (*prefixes, Path(sys.executable).resolve().parent.parent, *extra):
+        if path != working_directory and path.is_absolute():
+            # Both names: programs use the one they were given and the one it resolves to.
+            paths += [path, path.resolve()]
+    return [path for path in paths if not path.is_relative_to("/usr")]
+
+
+def _working_directory(path: Path, homes: Collection[Path], notes: list[str]) -> list[Path]:
+    if path in homes and path != Path("/"):
+        # The home folder holds keys and tokens: only its plain entries, as they are now.
+        notes.append(
+            f"{path} is your home folder: hidden files and later additions are not visible"
+        )
+        return [
+            entry
+            for entry in path.iterdir()
+            if not entry.name.startswith(".") and (entry.is_dir() or entry.is_file())
+        ]
+    if _is_private(path, homes):
+        notes.append(
+            f"the working directory {path} is shared with others or holds your home: empty"
+        )
+        return []
+    return [path]
+
+
+def _is_private(path: Path, homes: Collection[Path]) -> bool:
+    """Whether showing ``path`` whole would show other people's files or the user's secrets."""
+    if any(home.is_relative_to(path) for home in homes):
+        return True
+    if any(path.is_relative_to(root) for root in SYSTEM_STATE):
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return bool(mode & stat.S_ISVTX) and bool(mode & stat.S_IWOTH)
+
+
+def _without_nested(paths: Iterable[Path]) -> list[Path]:
+    kept: list[Path] = []
+    for path in sorted(set(paths), key=lambda path: len(path.parts)):
+        if not any(path.is_relative_to(root) for root in kept):
+            kept.append(path)
+    return kept
+
+
+def plan_environment(environ: Mapping[str, str], visible: Iterable[Path]) -> dict[str, str]:
+    """The sandbox's whole environment: an allow-list and a few values of our own."""
+    roots = [Path("/usr"), *visible]
+    environment = {
+        name: value
+        for name, value in environ.items()
+        if name in ENVIRONMENT_ALLOWED or name.startswith("LC_")
+    }
+    python_path = [
+        entry
+        for entry in environ.get("PYTHONPATH", "").split(os.pathsep)
+        if entry and any(Path(entry).is_relative_to(root) for root in roots)
+    ]
+    if python_path:
+        environment["PYTHONPATH"] = os.pathsep.join(python_path)
+    if site.ENABLE_USER_SITE and any(
+        Path(site.getusersitepackages()).is_relative_to(root) for root in roots
+    ):
+        environment["PYTHONUSERBASE"] = site.getuserbase()
+    if sys.prefix != sys.base_prefix:
+        environment["VIRTUAL_ENV"] = sys.prefix
+    return environment | {
+        "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": HOME,
+        "USER": "sandbox",
+        "LOGNAME": "sandbox",
+        "TMPDIR": "/tmp",
+        "IPYTHONDIR": f"{HOME}/.ipython",
+    }

@@ -1,0 +1,1 @@
+"""Limits: what a sandbox uses, measured from outside."""

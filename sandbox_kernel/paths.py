@@ -1,0 +1,25 @@
+"""Where the product keeps its state and finds its shipped data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+HOME_VARIABLE: Final = "SANDBOX_KERNEL_HOME"
+_PACKAGE: Final = Path(__file__).parent
+
+
+def state_home() -> Path:
+    """``SANDBOX_KERNEL_HOME``, else the platform's data directory for this user."""
+    chosen = os.environ.get(HOME_VARIABLE)
+    if chosen:
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "sandbox-kernel"
+
+
+def policies_directory() -> Path:
+    """The shipped policies: inside the package when installed, beside it in a source checkout."""
+    installed = _PACKAGE / "policies"
+    return installed if installed.is_dir() else _PACKAGE.parent / "policies"

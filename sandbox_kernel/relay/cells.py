@@ -1,0 +1,158 @@
+"""The queue of cells: one lane per subshell, one execute in flight in each, aborts owned here.
+
+ipykernel aborts the execute requests it has already received when a cell fails. The wrapper forwards
+one cell at a time (it meters and settles each), so the queue is here, and so are the aborts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from sandbox_kernel.relay.wire import Message
+
+Channel = Literal["shell", "control"]
+
+# A running cell may await a widget's answer: in ipykernel comm messages overtake the queue for that.
+OVERTAKING: Final = frozenset({"comm_open", "comm_msg", "comm_close"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request of the frontend and where its reply goes."""
+
+    channel: Channel
+    message: Message
+
+    @property
+    def msg_id(self) -> str:
+        return self.message.msg_id
+
+    @property
+    def msg_type(self) -> str:
+        return self.message.msg_type
+
+    @property
+    def reply_type(self) -> str:
+        return self.msg_type.removesuffix("_request") + "_reply"
+
+    @property
+    def expects_reply(self) -> bool:
+        return self.msg_type.endswith("_request")
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether this takes a turn in the queue; ipykernel answers one without code never."""
+        return self.msg_type == "execute_request" and isinstance(
+            self.message.content.get("code"), str
+        )
+
+    @property
+    def silent(self) -> bool:
+        return bool(self.message.content.get("silent", False))
+
+    @property
+    def stop_on_error(self) -> bool:
+        return bool(self.message.content.get("stop_on_error", True)) and not self.silent
+
+    @property
+    def allow_stdin(self) -> bool:
+        return bool(self.message.content.get("allow_stdin", False))
+
+    @property
+    def lane_id(self) -> str | None:
+        subshell_id = self.message.header.get("subshell_id")
+        return subshell_id if isinstance(subshell_id, str) else None
+
+
+@dataclass(slots=True)
+class RunningCell:
+    """The execute in flight: over when both its reply and its idle have been seen."""
+
+    request: Request
+    execution_count: int | None = None
+    reply_seen: bool = False
+    idle_seen: bool = False
+    failed: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.reply_seen and self.idle_seen
+
+
+@dataclass(slots=True)
+class Lane:
+    """One subshell's requests in order."""
+
+    running: RunningCell | None = None
+    waiting: deque[Request] = field(default_factory=deque)
+
+    @property
+    def idle(self) -> bool:
+        return self.running is None and not self.waiting
+
+
+class Cells:
+    """All lanes. Says what may be forwarded now; forwards nothing itself."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str | None, Lane] = {}
+        self._running: dict[str, RunningCell] = {}
+
+    def admit(self, request: Request) -> list[Request]:
+        """Take a request in; the requests (it, or none) that may be forwarded now."""
+        if request.msg_type in OVERTAKING:
+            return [request]
+        lane = self._lanes.setdefault(request.lane_id, Lane())
+        lane.waiting.append(request)
+        return self._next(lane)
+
+    def hold(self, requests: Iterable[Request]) -> None:
+        """Queue requests without forwarding: there is no inner kernel to take them yet."""
+        for request in requests:
+            self._lanes.setdefault(request.lane_id, Lane()).waiting.append(request)
+
+    def release(self) -> list[Request]:
+        """Everything that may be forwarded, now that there is an inner kernel."""
+        return [request for lane in self._lanes.values() for request in self._next(lane)]
+
+    def running(self, msg_id: str | None) -> RunningCell | None:
+        return None if msg_id is None else self._running.get(msg_id)
+
+    @property
+    def in_flight(self) -> list[RunningCell]:
+        return list(self._running.values())
+
+    def finish(self, cell: RunningCell) -> tuple[list[Request], list[Request]]:
+        """End a running cell: the queued cells it aborts, and what may be forwarded next."""
+        lane = self._lanes[cell.request.lane_id]
+        lane.running = None
+        del self._running[cell.request.msg_id]
+        aborted: list[Request] = []
+        if cell.failed and cell.request.stop_on_error:
+            aborted = [request for request in lane.waiting if request.is_cell]
+            lane.waiting = deque(request for request in lane.waiting if not request.is_cell)
+        following = self._next(lane)
+        if lane.idle:
+            del self._lanes[cell.request.lane_id]
+        return aborted, following
+
+    def take_waiting(self) -> list[Request]:
+        """Empty all queues: what waits will be answered some other way."""
+        waiting = [request for lane in self._lanes.values() for request in lane.waiting]
+        for lane in self._lanes.values():
+            lane.waiting.clear()
+        return waiting
+
+    def _next(self, lane: Lane) -> list[Request]:
+        # Behind a running cell ipykernel itself keeps the order, so only cells must wait here,
+        # and whatever stands behind a waiting cell.
+        ready: list[Request] = []
+        while lane.waiting and not (lane.running and lane.waiting[0].is_cell):
+            request = lane.waiting.popleft()
+            if request.is_cell:
+                lane.running = self._running[request.msg_id] = RunningCell(request)
+            ready.append(request)
+        return ready
