@@ -138,10 +138,10 @@ def _print_table(path: Path, results: Sequence[CellResult]) -> None:
     from rich.text import Text
 
     table = Table(title=str(path), title_justify="left")
-    table.add_column("", min_width=1)
+    table.add_column("", no_wrap=True, width=1)
     table.add_column("cell", no_wrap=True, overflow="ellipsis", max_width=32)
     table.add_column("result", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("time", justify="right", min_width=7)
+    table.add_column("time", justify="right", no_wrap=True, width=7)
     for result in results:
         mark = Text("✘", "red") if result.failed else Text("✔", "green")
         shown = Text(result.result, "red" if result.failed else "")

@@ -48,12 +48,15 @@ def drop_privileges(uid: int, gid: int) -> None:
     c.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def start_kernel(connection_file: str, lifeline: socket.socket) -> int:
+def start_kernel(connection_file: str, lifeline: socket.socket, changed_user: bool) -> int:
     """Fork the kernel process; it never returns from here."""
     pid = os.fork()
     if pid:
         return pid
     lifeline.close()
+    if changed_user:
+        # A change of user hides /proc/self from its own process; debuggers and libraries read it.
+        libc().prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     # Its own session and group, as jupyter_client starts kernels: an interrupt reaches the cell's
     # children, never the supervisor.
     os.setsid()
@@ -64,7 +67,7 @@ def start_kernel(connection_file: str, lifeline: socket.socket) -> int:
     spec = importlib.util.spec_from_file_location("_sandbox_bridge", here + "/bridge.py")
     assert spec is not None
     assert spec.loader is not None
-    bridge = importlib.util.module_from_spec(spec)
+    bridge = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bridge)
     bridge.main(connection_file)
     os._exit(0)
@@ -111,9 +114,14 @@ def main(connection_file: str) -> None:
     settings = json.loads(Path(connection_file).read_text())["sandbox"]
     if settings["drop_to"] is not None:
         drop_privileges(*settings["drop_to"])
+    try:
+        # Not before: the folder may be readable only by the user just changed to.
+        os.chdir(settings["working_directory"])
+    except PermissionError:
+        os.chdir(os.environ["HOME"])
     lifeline = socket.socket(socket.AF_UNIX)
     lifeline.connect(settings["lifeline"])
-    kernel_pid = start_kernel(connection_file, lifeline)
+    kernel_pid = start_kernel(connection_file, lifeline, settings["drop_to"] is not None)
     # Same user as the cells: without this a cell could read or trace the supervisor.
     libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     status = supervise(kernel_pid, lifeline)

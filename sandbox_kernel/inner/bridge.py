@@ -9,19 +9,56 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import zmq
 from ipykernel.control import ControlThread
-from ipykernel.iostream import IOPubThread
+from ipykernel.iostream import IOPubThread, OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.shellchannel import ShellChannelThread
+from jupyter_client.session import Session
 from traitlets.config import Config
 
 WRAPPER_IDENTITY = b"wrapper"
+# The wrapper hangs up on frames above 64 MiB, so an honest kernel does not send them.
+MAX_FRAME_BYTES = 64 << 20
+STREAM_CHARACTERS = 1 << 20
 DEBUG_SHELL = "inproc://debug-shell"
+
+
+class BridgeSession(Session):
+    """Refuses what the wrapper would refuse, where the user's code can see it."""
+
+    def send(self, stream: Any, msg_or_type: Any, *args: Any, **kwargs: Any) -> Any:
+        for buffer in kwargs.get("buffers") or ():
+            _check_size(memoryview(buffer).nbytes)
+        return super().send(stream, msg_or_type, *args, **kwargs)
+
+    def serialize(self, *args: Any, **kwargs: Any) -> list[bytes]:
+        frames: list[bytes] = super().serialize(*args, **kwargs)
+        _check_size(max(map(len, frames)))
+        return frames
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_FRAME_BYTES:
+        msg = (
+            f"an output of {size >> 20} MiB is over the {MAX_FRAME_BYTES >> 20} MiB that one "
+            "message of a sandboxed kernel may have: show less of it, or write it to a file"
+        )
+        raise ValueError(msg)
+
+
+class BridgeOutStream(OutStream):
+    """Prints of any size, in messages of bounded size."""
+
+    def _flush_buffers(self) -> Iterator[tuple[dict[str, Any], str]]:
+        for parent, text in super()._flush_buffers():
+            for start in range(0, len(text), STREAM_CHARACTERS):
+                yield parent, text[start : start + STREAM_CHARACTERS]
 
 
 class BridgeKernel(IPythonKernel):
@@ -39,6 +76,10 @@ class BridgeKernel(IPythonKernel):
 
 class BridgeApp(IPKernelApp):
     kernel_class = BridgeKernel
+    outstream_class = f"{__name__}.BridgeOutStream"
+
+    def _session_default(self) -> Session:
+        return BridgeSession(parent=self)
 
     def init_poller(self) -> None:
         """No parent to watch: the supervisor ends the sandbox."""

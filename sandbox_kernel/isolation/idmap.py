@@ -93,15 +93,17 @@ def mounter(views: Sequence[tuple[int, Path]]) -> Callable[[], None]:
 def namespace_mapping_root_to(uid: int, gid: int) -> int:
     """A descriptor of a user namespace in which on-disk root means ``uid`` and ``gid``."""
     ready_read, ready_write = os.pipe()
+    hold_read, hold_write = os.pipe()
     child = os.fork()
     if child == 0:
         # Only calls that are safe after a fork: no imports, no Python-level cleanup.
+        os.close(hold_write)
         status = _libc().unshare(_CLONE_NEWUSER)
         os.write(ready_write, b"0" if status == 0 else b"1")
-        os.close(ready_write)
-        while True:
-            os.kill(os.getpid(), 19)  # SIGSTOP: the parent takes the namespace, then kills
+        os.read(hold_read, 1)  # until the parent has the namespace, or is no more
+        os._exit(0)
     os.close(ready_write)
+    os.close(hold_read)
     try:
         if os.read(ready_read, 1) != b"0":
             msg = "user namespaces are not available"
@@ -111,5 +113,5 @@ def namespace_mapping_root_to(uid: int, gid: int) -> int:
         return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(ready_read)
-        os.kill(child, 9)
+        os.close(hold_write)
         os.waitpid(child, 0)

@@ -49,6 +49,8 @@ class ProcessSandbox(Sandbox):
         homes = {Path.home(), Path(pwd.getpwuid(os.getuid()).pw_dir)}
         self._view = view.plan_view(spec.working_directory, spec.secrets, homes, os.environ)
         self._notes = list(self._view.notes)
+        # Where bwrap finds a visible path, if not at the path itself.
+        self._sources: dict[Path, Path] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._exit_descriptor = -1
 
@@ -80,7 +82,7 @@ class ProcessSandbox(Sandbox):
             stack.callback(os.close, seccomp)
             os.write(seccomp, program)
             os.lseek(seccomp, 0, os.SEEK_SET)
-            before_exec = self._owner_views(stack) if self._drop_to else None
+            before_exec = self._owner_views(run_directory, stack) if self._drop_to else None
             # One thread at this point (libzmq's do not run Python), so a function before exec is
             # safe; and the parent-death signal is tied to the thread that forks, the main one.
             self._process = subprocess.Popen(
@@ -96,24 +98,29 @@ class ProcessSandbox(Sandbox):
         self._exit_descriptor = os.pidfd_open(self._process.pid)
         os.set_blocking(self.console_descriptor, False)
 
-    def _owner_views(self, stack: contextlib.ExitStack) -> Callable[[], None]:
+    def _owner_views(self, run_directory: Path, stack: contextlib.ExitStack) -> Callable[[], None]:
         """Prepare root's files in the view to be readable by the uid the sandbox drops to."""
         assert self._drop_to is not None
-        views = []
         try:
             namespace = idmap.namespace_mapping_root_to(*self._drop_to)
-            stack.callback(os.close, namespace)
         except OSError as error:
             self._notes.append(f"files only root may read are not readable ({error})")
             return idmap.mounter([])
-        for path in self._view.read_only:
+        stack.callback(os.close, namespace)
+        # Not over the originals: the run directory, which must keep its owners, may lie in one.
+        places = run_directory.with_name(f"{run_directory.name}-views")
+        places.mkdir()
+        views = []
+        for number, path in enumerate(self._view.read_only):
             try:
                 tree = idmap.owner_view(path, namespace)
             except OSError as error:
                 self._notes.append(f"files only root may read in {path} are not readable ({error})")
-            else:
-                stack.callback(os.close, tree)
-                views.append((tree, path))
+                continue
+            stack.callback(os.close, tree)
+            place = self._sources[path] = places / str(number)
+            place.mkdir() if path.is_dir() else place.touch()
+            views.append((tree, place))
         return idmap.mounter(views)
 
     def _write_accounts(self, run_directory: Path) -> None:
@@ -151,7 +158,6 @@ class ProcessSandbox(Sandbox):
             *_directories(Path(view.RUN)),
             *("--ro-bind", str(run_directory), view.RUN),
             *("--remount-ro", "/"),
-            *("--chdir", str(self._spec.working_directory)),
             *("--seccomp", str(seccomp), "--"),
             *(str(self._spec.python), f"{view.RUN}/boot.py", f"{view.RUN}/connection.json"),
         ]
@@ -160,9 +166,10 @@ class ProcessSandbox(Sandbox):
         working_directory = self._spec.working_directory
         arguments: list[str] = []
         for path in self._view.read_only:
-            arguments += [*_directories(path.parent), "--ro-bind", str(path), str(path)]
+            source = self._sources.get(path, path)
+            arguments += [*_directories(path.parent), "--ro-bind", str(source), str(path)]
         if not any(working_directory.is_relative_to(root) for root in self._view.read_only):
-            # It must exist, empty if need be: the kernel starts in it.
+            # It must exist, empty if need be: the kernel starts in it (`boot` goes there).
             arguments += _directories(working_directory)
         for path in self._view.hidden:
             if path.is_dir():

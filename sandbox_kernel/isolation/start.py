@@ -46,7 +46,7 @@ def start_sandbox(
     # version of them.
     for name in ("boot.py", "bridge.py"):
         shutil.copyfile(_INNER / name, directory / name)
-    _write_connection_file(directory, sandbox.owner, key, session, argv)
+    _write_connection_file(directory, sandbox, key, session, argv)
     lifeline = Lifeline(directory, sandbox.owner)
     try:
         sandbox.start(path)
@@ -57,11 +57,7 @@ def start_sandbox(
 
 
 def _write_connection_file(
-    directory: Path,
-    owner: tuple[int, int] | None,
-    key: str,
-    session: str,
-    argv: Sequence[str],
+    directory: Path, sandbox: Sandbox, key: str, session: str, argv: Sequence[str]
 ) -> None:
     connection = {
         "transport": "ipc",
@@ -73,7 +69,8 @@ def _write_connection_file(
         "sandbox": {
             "session": session,
             "argv": list(argv),
-            "drop_to": owner,
+            "working_directory": sandbox.facts.working_directory,
+            "drop_to": sandbox.owner,
             "lifeline": f"{view.RUN}/{Lifeline.NAME}",
         },
     }
@@ -81,7 +78,7 @@ def _write_connection_file(
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
     with os.fdopen(descriptor, "w") as file:
         json.dump(connection, file)
-    if owner is not None:
-        # The supervisor reads it as root without CAP_DAC_OVERRIDE, the kernel process as `owner`.
-        os.chown(path, 0, owner[1])
+    if sandbox.owner is not None:
+        # The supervisor reads it as root without CAP_DAC_OVERRIDE, the kernel process as the owner.
+        os.chown(path, 0, sandbox.owner[1])
         path.chmod(0o440)

@@ -75,7 +75,7 @@ class RunningCell:
     execution_count: int | None = None
     reply_seen: bool = False
     idle_seen: bool = False
-    failed: bool = False
+    aborted: list[Request] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -125,19 +125,22 @@ class Cells:
     def in_flight(self) -> list[RunningCell]:
         return list(self._running.values())
 
-    def finish(self, cell: RunningCell) -> tuple[list[Request], list[Request]]:
-        """End a running cell: the queued cells it aborts, and what may be forwarded next."""
+    def fail(self, cell: RunningCell) -> None:
+        """The cell failed: what waits behind it now, and nothing that comes later, is aborted."""
+        if cell.request.stop_on_error:
+            lane = self._lanes[cell.request.lane_id]
+            cell.aborted += [request for request in lane.waiting if request.is_cell]
+            lane.waiting = deque(request for request in lane.waiting if not request.is_cell)
+
+    def finish(self, cell: RunningCell) -> list[Request]:
+        """End a running cell; what may be forwarded next."""
         lane = self._lanes[cell.request.lane_id]
         lane.running = None
         del self._running[cell.request.msg_id]
-        aborted: list[Request] = []
-        if cell.failed and cell.request.stop_on_error:
-            aborted = [request for request in lane.waiting if request.is_cell]
-            lane.waiting = deque(request for request in lane.waiting if not request.is_cell)
         following = self._next(lane)
         if lane.idle:
             del self._lanes[cell.request.lane_id]
-        return aborted, following
+        return following
 
     def take_waiting(self) -> list[Request]:
         """Empty all queues: what waits will be answered some other way."""

@@ -236,7 +236,8 @@ class Router:
             self._answer(request, error_content(error))
 
     def _fail_cell(self, cell: RunningCell, error: SandboxError) -> None:
-        cell.failed = True
+        if not cell.reply_seen:
+            self._abort_behind(cell)
         self._publish_error(cell, error)
         self._finish(cell)
 
@@ -307,11 +308,12 @@ class Router:
             assert self._link is not None
             assert self._link.kernel_info is not None
             message = message.with_content(self._link.kernel_info)
-        self._reply(request, message)
         cell = self._cells.running(request.msg_id)
+        if cell is not None and message.content.get("status") == "error":
+            self._abort_behind(cell)
+        self._reply(request, message)
         if cell is not None:
             cell.reply_seen = True
-            cell.failed = message.content.get("status") == "error"
             if cell.over:
                 self._finish(cell)
 
@@ -354,12 +356,15 @@ class Router:
 
         return give_up_waiting
 
+    def _abort_behind(self, cell: RunningCell) -> None:
+        """Called before the frontend learns of the error: what it sends after that may run."""
+        # "Run all" has sent the cells behind this one; they are aborted even if still unread.
+        self._read_frontend_shell()
+        self._cells.fail(cell)
+
     def _finish(self, cell: RunningCell) -> None:
-        if cell.failed and cell.request.stop_on_error:
-            # "Run all" has sent the cells behind this one; they are aborted even if still unread.
-            self._read_frontend_shell()
-        aborted, following = self._cells.finish(cell)
-        for request in aborted:
+        following = self._cells.finish(cell)
+        for request in cell.aborted:
             self._abort(request)
         if self._link is not None:
             for request in following:

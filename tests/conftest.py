@@ -1,0 +1,59 @@
+"""Fixtures: a private state directory per test, and kernels started the way Jupyter starts them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import Kernel, running_kernel
+
+
+def process_level_problem() -> str | None:
+    """Why the `process` level cannot run here, or None."""
+    if shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    probe = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else done.stderr.strip()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    needs = [item for item in items if item.get_closest_marker("process")]
+    if not needs or (problem := process_level_problem()) is None:
+        return
+    if "process" in os.environ.get("SANDBOX_KERNEL_REQUIRE", "").split(","):
+        msg = f"the `process` level must run here, but: {problem}"
+        raise pytest.UsageError(msg)
+    for item in needs:
+        item.add_marker(pytest.mark.skip(reason=f"process level not run: {problem}"))
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has its own run directories and connection files, so that leftovers show."""
+    home = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("SANDBOX_KERNEL_HOME", str(home))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    return home
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A sandboxed kernel whose notebook folder is `tmp_path`."""
+    with running_kernel(cwd=tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def run_directories(state_home: Path) -> Callable[[], list[Path]]:
+    def listing() -> list[Path]:
+        run = state_home / "run"
+        return sorted(run.iterdir()) if run.exists() else []
+
+    return listing

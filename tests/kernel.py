@@ -1,0 +1,149 @@
+"""A running kernel for tests: start it, run cells, see what the host sees."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+from sandbox_kernel.limits.meter import process_tree
+
+SANDBOXED = "sandboxed-python"
+TIMEOUT = 60
+
+
+@dataclass
+class Outcome:
+    """What one cell gave back."""
+
+    reply: dict[str, Any]
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        return self.reply["content"]["status"]
+
+    @property
+    def ename(self) -> str | None:
+        return self.reply["content"].get("ename")
+
+    @property
+    def evalue(self) -> str:
+        return self.reply["content"].get("evalue", "")
+
+    def text(self, name: str = "stdout") -> str:
+        return "".join(
+            message["content"]["text"]
+            for message in self.messages
+            if message["msg_type"] == "stream" and message["content"]["name"] == name
+        )
+
+    @property
+    def result(self) -> str | None:
+        assert self.status == "ok", f"{self.ename}: {self.evalue}"
+        for message in self.messages:
+            if message["msg_type"] == "execute_result":
+                return message["content"]["data"]["text/plain"]
+        return None
+
+
+class Kernel:
+    """A kernel manager and its client, for code that reads like a notebook."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager = manager
+        self.client = client
+
+    def reply_to(self, msg_id: str) -> dict[str, Any]:
+        """The shell reply to a request; replies to others are passed over."""
+        while True:
+            reply = self.client.get_shell_msg(timeout=TIMEOUT)
+            if reply["parent_header"]["msg_id"] == msg_id:
+                return reply
+
+    @property
+    def wrapper_pid(self) -> int:
+        return self.manager.provisioner.pid
+
+    def run(self, code: str, **options: Any) -> Outcome:
+        messages: list[dict[str, Any]] = []
+        options.setdefault("timeout", TIMEOUT)
+        reply = self.client.execute_interactive(code, output_hook=messages.append, **options)
+        return Outcome(reply, messages)
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression inside, as a Python literal."""
+        import ast
+
+        outcome = self.run(f"print(repr({expression}))")
+        assert outcome.status == "ok", outcome.evalue
+        return ast.literal_eval(outcome.text())
+
+    def sandboxed_pids(self) -> dict[int, int]:
+        """The host's pids of the processes in the sandbox, with their pids inside."""
+        pids = {}
+        for pid in process_tree(self.wrapper_pid):
+            try:
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # ended while we looked
+            status = dict(line.split(":\t", 1) for line in lines)
+            if len(numbers := status["NSpid"].split()) > 1:
+                pids[pid] = int(numbers[-1])
+        return pids
+
+    @property
+    def kernel_pid(self) -> int:
+        """The host's pid of the inner kernel process: the supervisor's first child."""
+        return min((inner, pid) for pid, inner in self.sandboxed_pids().items() if inner != 1)[1]
+
+
+@contextmanager
+def running_kernel(
+    *,
+    name: str = SANDBOXED,
+    cwd: Path | str | None = None,
+    env: dict[str, str] | None = None,
+    arguments: Sequence[str] = (),
+    **options: Any,
+) -> Iterator[Kernel]:
+    manager = KernelManager(kernel_name=name, **options)
+    start: dict[str, Any] = {"stderr": subprocess.DEVNULL, "extra_arguments": list(arguments)}
+    if cwd is not None:
+        start["cwd"] = str(cwd)
+    if env is not None:
+        start["env"] = {**os.environ, **env}
+    manager.start_kernel(**start)
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=TIMEOUT)
+        yield Kernel(manager, client)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=not manager.is_alive())
+        manager.context.destroy(linger=0)
+
+
+def eventually(condition: Any, *, within: float = 10.0, what: str = "") -> None:
+    """Wait for something the host cannot announce (a process of another parent ending)."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so after {within} s: {what or condition}"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"

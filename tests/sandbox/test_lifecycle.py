@@ -1,0 +1,251 @@
+"""A sandbox lives exactly as long as its wrapper, and the wrapper survives its sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jupyter_client.connect import write_connection_file
+
+from sandbox_kernel.limits.meter import process_tree
+from tests.kernel import Kernel, eventually, is_running, running_kernel
+
+pytestmark = pytest.mark.process
+
+Listing = Callable[[], list[Path]]
+
+
+def processes_about(path: Path) -> list[int]:
+    """Host processes whose command line names ``path``: wrappers, bwraps, guardians."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(path) in command and is_running(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+def mounts() -> str:
+    return Path("/proc/self/mountinfo").read_text()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "import os; os._exit(3)",
+        "import os; os.kill(os.getpid(), 9)",
+        "import ctypes; ctypes.string_at(0)",
+        "import os, signal; signal.pthread_kill(__import__('threading').main_thread().ident, 6)",
+    ],
+    ids=["exits", "kills_itself", "segfaults", "aborts"],
+)
+def test_a_cell_that_ends_its_kernel_gets_an_error_and_the_next_one_runs(
+    kernel: Kernel, how: str
+) -> None:
+    assert kernel.run("precious = 1").status == "ok"
+    wrapper = kernel.wrapper_pid
+    lost = kernel.run(how)
+    assert lost.ename == "SandboxLost"
+    assert "variables of this notebook are gone" in lost.evalue
+    assert [m["content"]["ename"] for m in lost.messages if m["msg_type"] == "error"] == [
+        "SandboxLost"
+    ]
+    after = kernel.run("'precious' in globals()")
+    assert after.result == "False"
+    assert kernel.wrapper_pid == wrapper
+    assert kernel.manager.is_alive()
+
+
+def test_a_kernel_killed_from_outside_in_mid_cell_aborts_the_queue(kernel: Kernel) -> None:
+    client = kernel.client
+    running = client.execute("print('started', flush=True); import time; time.sleep(600)")
+    queued = [client.execute(f"print({n})") for n in range(3)]
+    while client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
+        pass
+    os.kill(kernel.kernel_pid, signal.SIGKILL)
+    replies = [kernel.reply_to(msg_id) for msg_id in (running, *queued)]
+    assert [reply["content"]["status"] for reply in replies] == ["error", *["aborted"] * 3]
+    assert kernel.run("40 + 2").result == "42"
+
+
+def test_exit_between_cells_is_told_with_the_next_one(kernel: Kernel) -> None:
+    before = kernel.kernel_pid
+    assert kernel.run("exit()").status == "ok"
+    eventually(
+        lambda: any(inner > 1 and pid != before for pid, inner in kernel.sandboxed_pids().items()),
+        what="a new kernel process",
+    )
+    after = kernel.run("1 + 1")
+    assert after.result == "2"
+    assert "variables of this notebook are gone" in after.text("stderr")
+    assert kernel.run("2 + 2").text("stderr") == ""
+
+
+def test_requests_outstanding_when_the_kernel_dies_are_answered_by_the_next(kernel: Kernel) -> None:
+    client = kernel.client
+    cell = client.execute("import os, time; time.sleep(0.5); os._exit(1)")
+    asked = client.kernel_info()
+    assert kernel.reply_to(cell)["content"]["ename"] == "SandboxLost"
+    assert kernel.reply_to(asked)["msg_type"] == "kernel_info_reply"
+
+
+def test_restart_gives_a_fresh_sandbox(kernel: Kernel, run_directories: Listing) -> None:
+    kernel.run("stale = 1")
+    old = kernel.sandboxed_pids()
+    kernel.manager.restart_kernel()
+    kernel.client.wait_for_ready(timeout=60)
+    assert kernel.run("'stale' in globals()").result == "False"
+    eventually(lambda: not any(map(is_running, old)), what=f"old sandbox {old}")
+    assert len(run_directories()) == 1
+
+
+def test_sigterm_ends_wrapper_and_sandbox_and_leaves_nothing(
+    kernel: Kernel, run_directories: Listing, state_home: Path
+) -> None:
+    pids = list(process_tree(kernel.wrapper_pid))
+    kernel.manager.provisioner.process.terminate()
+    assert kernel.manager.provisioner.process.wait(timeout=10) == 0
+    eventually(lambda: not any(map(is_running, pids)), what=f"{pids}")
+    assert run_directories() == []
+    assert processes_about(state_home) == []
+
+
+def test_sigint_to_the_wrapper_interrupts_the_cell(kernel: Kernel) -> None:
+    client = kernel.client
+    cell = client.execute("print('started', flush=True); import time; time.sleep(600)")
+    while client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
+        pass
+    os.kill(kernel.wrapper_pid, signal.SIGINT)
+    assert kernel.reply_to(cell)["content"]["ename"] == "KeyboardInterrupt"
+    assert kernel.run("1 + 1").result == "2"
+
+
+def test_shutdown_runs_the_users_atexit_but_does_not_wait_for_a_hung_kernel(tmp_path: Path) -> None:
+    with running_kernel(cwd=tmp_path) as kernel:
+        client = kernel.client
+        client.execute("print('started', flush=True)\nwhile True: pass")
+        while client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
+            pass
+        started = time.monotonic()
+        client.shutdown()
+        assert client.get_control_msg(timeout=5)["content"] == {"status": "ok", "restart": False}
+        assert kernel.manager.provisioner.process.wait(timeout=10) == 0
+        assert time.monotonic() - started < 5
+
+
+def test_the_wrapper_dies_with_its_parent(tmp_path: Path, state_home: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from jupyter_client.manager import start_new_kernel\n"
+        "manager, client = start_new_kernel(kernel_name='sandboxed-python')\n"
+        "print(manager.provisioner.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        wrapper = int(parent.stdout.readline())
+        pids = list(process_tree(wrapper))
+        assert len(pids) > 3
+        parent.kill()
+    eventually(lambda: not any(map(is_running, pids)), what=f"{pids}")
+    eventually(lambda: processes_about(state_home) == [], what="processes about the state home")
+    assert list((state_home / "run").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(5))
+def test_a_hundred_starts_and_stops_leave_nothing_behind(
+    tmp_path: Path, state_home: Path, run_directories: Listing, part: int
+) -> None:
+    mounted = mounts()
+    for _ in range(20):
+        with running_kernel(cwd=tmp_path) as kernel:
+            assert kernel.run("1 + 1").result == "2"
+            pids = list(process_tree(kernel.wrapper_pid))
+        assert run_directories() == []
+        eventually(lambda pids=pids: not any(map(is_running, pids)), what=f"{pids}")
+    assert processes_about(state_home) == []
+    assert mounts() == mounted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_wrapper_killed_at_any_moment_leaves_nothing_behind(
+    tmp_path: Path, state_home: Path, run_directories: Listing, seed: int
+) -> None:
+    moments = random.Random(seed)
+    mounted = mounts()
+    for number in range(10):
+        connection_file, _ = write_connection_file(
+            str(tmp_path / f"kernel-{number}.json"), key=b"k"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-m", "sandbox_kernel", "launch", "-f", connection_file],
+            cwd=tmp_path,
+            stderr=subprocess.DEVNULL,
+        ) as wrapper:
+            # The moment itself is what varies: from the first imports to a running kernel.
+            time.sleep(moments.uniform(0, 1.2))
+            pids = list(process_tree(wrapper.pid))
+            wrapper.kill()
+        eventually(lambda pids=pids: not any(map(is_running, pids)), what=f"seed {seed}: {pids}")
+    eventually(lambda: processes_about(state_home) == [], what="processes about the state home")
+    eventually(lambda: run_directories() == [], what="run directories")
+    assert mounts() == mounted
+
+
+def test_what_a_power_cut_left_is_cleared_at_the_next_start(
+    tmp_path: Path, state_home: Path, run_directories: Listing
+) -> None:
+    abandoned = state_home / "run" / "999999999-1"
+    abandoned.mkdir(parents=True)
+    sibling = state_home / "run" / f"{os.getpid()}-{_started(os.getpid())}"
+    sibling.mkdir()
+    with running_kernel(cwd=tmp_path):
+        assert abandoned not in run_directories()
+        assert sibling in run_directories()
+
+
+def _started(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_a_state_directory_with_a_long_name_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDBOX_KERNEL_HOME", str(tmp_path / ("x" * 100) / ("y" * 100)))
+    with running_kernel(cwd=tmp_path) as kernel:
+        assert kernel.run("1 + 1").result == "2"
+
+
+def test_usage_is_measured_from_outside(kernel: Kernel) -> None:
+    def usage() -> dict[str, object]:
+        message = kernel.client.session.msg("usage_request", {})
+        kernel.client.control_channel.send(message)
+        while True:
+            reply = kernel.client.get_control_msg(timeout=10)
+            if reply["parent_header"]["msg_id"] == message["header"]["msg_id"]:
+                return reply["content"]
+
+    before = usage()
+    kernel.run("ballast = bytearray(200 << 20)\nsum(range(10**7))")
+    after = usage()
+    assert 180 << 20 < after["kernel_memory"] - before["kernel_memory"] < 260 << 20
+    assert after["kernel_cpu"] > 0
+    assert after["pid"] == kernel.wrapper_pid
+    assert after["host_virtual_memory"]["active"] > 0
+    json.dumps(after)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox_kernel.isolation.view import plan_environment, plan_view
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home" / "me"
+    home.mkdir(parents=True)
+    return home
+
+
+def test_the_working_directory_and_the_python_prefix_are_visible(home: Path) -> None:
+    work = home / "work"
+    work.mkdir()
+    view = plan_view(work, (), {home}, {})
+    assert work in view.read_only
+    assert any(Path(sys.prefix).is_relative_to(root) for root in view.read_only)
+    assert view.notes == ()
+
+
+def test_nothing_nested_is_listed_twice(home: Path) -> None:
+    (home / "work" / "lib").mkdir(parents=True)
+    view = plan_view(home / "work", (), {home}, {"PYTHONPATH": str(home / "work" / "lib")})
+    assert home / "work" in view.read_only
+    assert home / "work" / "lib" not in view.read_only
+
+
+@pytest.mark.parametrize("place", ["/", "/etc", "/run/user", "/proc/self", "/dev/shm"])
+def test_system_state_is_never_shown_as_a_folder(home: Path, place: str) -> None:
+    view = plan_view(Path(place), (), {home}, {})
+    assert Path(place) not in view.read_only
+    assert any("empty" in note for note in view.notes)
+
+
+def test_a_home_of_slash_does_not_open_the_host(home: Path) -> None:
+    view = plan_view(Path("/"), (), {Path("/"), home}, {})
+    assert not any(path in view.read_only for path in (Path("/"), Path("/etc"), Path("/var")))
+
+
+def test_pythonpath_that_holds_the_home_folder_is_refused_with_a_note(home: Path) -> None:
+    view = plan_view(home / "x", (), {home}, {"PYTHONPATH": str(home.parent)})
+    assert home.parent not in view.read_only
+    assert any(str(home.parent) in note for note in view.notes)
+
+
+def test_secrets_are_hidden_only_where_they_would_show(home: Path) -> None:
+    inside, outside = home / "work" / "kernel.json", home / "elsewhere" / "kernel.json"
+    inside.parent.mkdir()
+    view = plan_view(home / "work", (inside, outside), {home}, {})
+    assert view.hidden == (inside,)
+
+
+def test_the_environment_is_an_allow_list() -> None:
+    environ = {
+        "AWS_SECRET": "x",
+        "LANG": "de_DE.UTF-8",
+        "LC_TIME": "C",
+        "PATH": "/evil",
+        "HOME": "/me",
+    }
+    environment = plan_environment(environ, [])
+    assert "AWS_SECRET" not in environment
+    assert environment["LANG"] == "de_DE.UTF-8"
+    assert environment["LC_TIME"] == "C"
+    assert "/evil" not in environment["PATH"]
+    assert environment["HOME"] == "/home/sandbox"
+    assert "JPY_PARENT_PID" not in environment
+
+
+def test_pythonpath_keeps_only_what_is_visible(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": f"{tmp_path / 'seen'}:/nowhere"}
+    environment = plan_environment(environ, [tmp_path / "seen"])
+    assert environment["PYTHONPATH"] == str(tmp_path / "seen")

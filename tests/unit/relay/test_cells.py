@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from sandbox_kernel.relay.cells import Cells, Request
+from sandbox_kernel.relay.wire import Message
+
+_numbers = itertools.count()
+
+
+def request(msg_type: str = "execute_request", lane: str | None = None, **content: Any) -> Request:
+    if msg_type == "execute_request":
+        content.setdefault("code", "1")
+    header = {"msg_id": str(next(_numbers)), "msg_type": msg_type, "subshell_id": lane}
+    return Request("shell", Message((), header, {}, content, (b"", b"", b"", b"")))
+
+
+def test_one_cell_is_in_flight_and_the_next_waits_for_it() -> None:
+    cells, first, second = Cells(), request(), request()
+    assert cells.admit(first) == [first]
+    assert cells.admit(second) == []
+    running = cells.running(first.msg_id)
+    assert running is not None
+    assert cells.finish(running) == [second]
+
+
+def test_lanes_do_not_wait_for_each_other() -> None:
+    cells, main, sub = Cells(), request(), request(lane="s")
+    assert cells.admit(main) == [main]
+    assert cells.admit(sub) == [sub]
+    assert len(cells.in_flight) == 2
+
+
+def test_questions_behind_a_running_cell_are_forwarded_in_order() -> None:
+    cells, cell, question = Cells(), request(), request("complete_request")
+    cells.admit(cell)
+    assert cells.admit(question) == [question]
+
+
+def test_questions_behind_a_waiting_cell_wait_with_it() -> None:
+    cells, running, waiting, question = Cells(), request(), request(), request("complete_request")
+    cells.admit(running)
+    cells.admit(waiting)
+    assert cells.admit(question) == []
+    current = cells.running(running.msg_id)
+    assert current is not None
+    assert cells.finish(current) == [waiting, question]
+
+
+def test_comm_messages_overtake_waiting_cells() -> None:
+    cells, comm = Cells(), request("comm_msg")
+    cells.admit(request())
+    cells.admit(request())
+    assert cells.admit(comm) == [comm]
+
+
+def test_a_failed_cell_aborts_the_cells_behind_it_but_not_the_questions() -> None:
+    cells, failing, queued = Cells(), request(), request()
+    question = request("complete_request")
+    for each in (failing, queued, question):
+        cells.admit(each)
+    cell = cells.running(failing.msg_id)
+    assert cell is not None
+    cells.fail(cell)
+    late = request()
+    assert cells.admit(late) == [question]
+    assert cell.aborted == [queued]
+    assert cells.finish(cell) == [late]
+
+
+def test_without_stop_on_error_nothing_is_aborted() -> None:
+    for options in ({"stop_on_error": False}, {"silent": True}):
+        cells, failing, queued = Cells(), request(**options), request()
+        cells.admit(failing)
+        cells.admit(queued)
+        cell = cells.running(failing.msg_id)
+        assert cell is not None
+        cells.fail(cell)
+        assert cell.aborted == []
+        assert cells.finish(cell) == [queued]
+
+
+def test_a_cell_without_code_does_not_hold_the_lane() -> None:
+    cells, broken, next_cell = Cells(), request(code=None), request()
+    assert cells.admit(broken) == [broken]
+    assert cells.admit(next_cell) == [next_cell]
+
+
+def test_what_was_held_is_released_in_order() -> None:
+    cells, first, second = Cells(), request("kernel_info_request"), request()
+    cells.hold([first, second])
+    assert cells.release() == [first, second]
+
+
+def test_a_lane_that_is_done_is_forgotten() -> None:
+    cells, cell = Cells(), request(lane="s")
+    cells.admit(cell)
+    running = cells.running(cell.msg_id)
+    assert running is not None
+    cells.finish(running)
+    assert cells._lanes == {}

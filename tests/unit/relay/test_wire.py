@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jupyter_client.session import Session
+
+from sandbox_kernel.relay.wire import (
+    MAX_JSON_DEPTH,
+    REPLAY_WINDOW,
+    Author,
+    Codec,
+    Message,
+    Signer,
+    WireError,
+    decode_object,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+def codec(key: bytes = b"key") -> Codec:
+    return Codec(Signer(key))
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+def test_jupyter_reads_what_we_write() -> None:
+    session = Session(key=b"key")
+    parent = codec().read(session.serialize(session.msg("execute_request", {"code": "1"})))
+    made = Author("s").message("status", {"execution_state": "busy"}, parent, topic=b"t")
+    idents, frames = session.feed_identities(codec().write(made, [b"t"]))
+    message = session.deserialize(frames)
+    assert idents == [b"t"]
+    assert message["content"] == {"execution_state": "busy"}
+    assert message["parent_header"]["msg_id"] == parent.msg_id
+    assert message["header"]["session"] == "s"
+
+
+def test_we_read_what_jupyter_writes_and_forward_it_byte_for_byte() -> None:
+    session = Session(key=b"key")
+    frames = session.serialize(session.msg("execute_request", {"code": "x = 'ü'"}), ident=[b"c"])
+    message = codec().read([*frames, b"buffer"])
+    assert message.idents == (b"c",)
+    assert message.content == {"code": "x = 'ü'"}
+    forwarded = codec(b"other").write(message, message.idents)
+    assert forwarded[3:] == [*frames[3:], b"buffer"]
+    assert forwarded[2] != frames[2]
+
+
+@pytest.mark.parametrize("size", [10, 1 << 17])
+def test_small_and_large_messages_are_signed_alike(size: int) -> None:
+    frames = [b"{}", b"{}", b"{}", b"x" * size]
+    assert Signer(b"key").sign(frames) == Session(key=b"key").sign(frames)
+
+
+def test_an_empty_key_turns_signing_off() -> None:
+    frames = [b"<IDS|MSG>", b"", b'{"msg_id":"1","msg_type":"x"}', b"{}", b"{}", b"{}"]
+    assert codec(b"").read(frames).msg_type == "x"
+    assert codec(b"").read(frames).msg_type == "x"
+
+
+def test_a_replay_is_refused_within_the_window() -> None:
+    session, reader = Session(key=b"key"), codec()
+    frames = session.serialize(session.msg("x", {}))
+    reader.read(frames)
+    with pytest.raises(WireError, match="replayed"):
+        reader.read(frames)
+
+
+def test_what_is_remembered_of_old_messages_is_bounded() -> None:
+    reader = codec()
+    for number in range(REPLAY_WINDOW + 10):
+        reader._refuse_replay(b"%d" % number)
+    assert len(reader._seen) == REPLAY_WINDOW
+
+
+@pytest.mark.parametrize("depth", [MAX_JSON_DEPTH + 1, 500, 100_000])
+def test_deep_json_is_refused(depth: int) -> None:
+    with pytest.raises(WireError, match="deep"):
+        decode_object(nested(depth))
+
+
+def test_json_as_deep_as_allowed_or_just_wide_is_read() -> None:
+    assert decode_object(nested(MAX_JSON_DEPTH))
+    wide = {"rows": [[n, {"n": n}] for n in range(1000)]}
+    assert decode_object(json.dumps(wide).encode()) == wide
+
+
+@given(st.dictionaries(st.text(), JSON))
+def test_any_ordinary_object_is_read_as_it_is(value: dict[str, object]) -> None:
+    assert decode_object(json.dumps(value).encode()) == value
+
+
+@given(st.lists(st.binary(max_size=64), max_size=12))
+def test_no_frames_whatever_raise_anything_but_a_wire_error(frames: list[bytes]) -> None:
+    for reader in (codec(), codec(b"")):
+        for candidate in (frames, [b"<IDS|MSG>", *frames], [b"id", b"<IDS|MSG>", b"", *frames]):
+            try:
+                assert isinstance(reader.read(candidate), Message)
+            except WireError:
+                continue
+
+
+@pytest.mark.parametrize("scheme", ["sha256", "hmac-", "hmac-nonsense", ""])
+def test_an_unknown_signature_scheme_is_named(scheme: str) -> None:
+    with pytest.raises(ValueError, match="signature_scheme"):
+        Signer.from_scheme(b"key", scheme)
+
+
+def test_changing_the_content_changes_only_that_frame() -> None:
+    message = Author("s").message("kernel_info_reply", {"banner": "old"})
+    changed = message.with_content({"banner": "new"})
+    assert changed.frames[:3] == message.frames[:3]
+    assert decode_object(changed.frames[3]) == {"banner": "new"}
+
+
+def test_an_author_knows_its_own_messages() -> None:
+    author = Author("s")
+    assert author.made(author.message("x", {}).msg_id)
+    assert not author.made("s_2_17")
+    assert not author.made(None)

@@ -1,0 +1,211 @@
+"""What a frontend may get wrong: a clear error or a counted drop, and the kernel goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from jupyter_client.connect import write_connection_file
+from jupyter_client.session import Session
+
+from tests.kernel import Kernel, running_kernel
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def raw_shell(kernel: Kernel) -> Iterator[zmq.Socket[bytes]]:
+    info = kernel.manager.get_connection_info()
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(f"tcp://{info['ip']}:{info['shell_port']}")
+    yield socket
+    socket.close(linger=0)
+    context.term()
+
+
+def damaged(session: Session) -> dict[str, Callable[[], list[bytes]]]:
+    def frames(**changes: Any) -> list[bytes]:
+        message = session.msg("kernel_info_request", {})
+        message |= changes
+        return session.serialize(message)
+
+    def with_frame(number: int, value: bytes) -> list[bytes]:
+        parts = frames()
+        parts[number] = value
+        # Signed anew, so that only the damage itself is tested.
+        parts[1] = session.sign(parts[2:6])
+        return parts
+
+    deep = b'{"a":' * 2000 + b"1" + b"}" * 2000
+    return {
+        "wrong signature": lambda: [*frames()[:1], b"0" * 64, *frames()[2:]],
+        "no signature": lambda: [*frames()[:1], b"", *frames()[2:]],
+        "no delimiter": lambda: frames()[1:],
+        "too few frames": lambda: frames()[:4],
+        "nothing": lambda: [b""],
+        "header not JSON": lambda: with_frame(2, b"{"),
+        "header a list": lambda: with_frame(2, b"[]"),
+        "header without msg_id": lambda: with_frame(2, b'{"msg_type":"kernel_info_request"}'),
+        "header with odd types": lambda: with_frame(2, b'{"msg_type":1,"msg_id":[]}'),
+        "content not UTF-8": lambda: with_frame(5, b'{"code":"\xff"}'),
+        "content too deep": lambda: with_frame(5, deep),
+        "content with NaN": lambda: with_frame(5, b'{"code":NaN}'),
+        "metadata not an object": lambda: with_frame(4, b"3"),
+        "giant integer": lambda: with_frame(5, b'{"n":' + b"9" * 10_000 + b"}"),
+    }
+
+
+@pytest.mark.parametrize("damage", damaged(Session(key=b"k")).keys())
+def test_a_damaged_message_is_dropped_and_the_kernel_goes_on(
+    kernel: Kernel, raw_shell: zmq.Socket[bytes], damage: str
+) -> None:
+    session = Session(key=kernel.manager.session.key)
+    raw_shell.send_multipart(damaged(session)[damage]())
+    # The same socket: order shows that the damaged one was taken in and not answered.
+    raw_shell.send_multipart(session.serialize(session.msg("kernel_info_request", {})))
+    assert raw_shell.poll(10_000)
+    assert b"kernel_info_reply" in b"".join(raw_shell.recv_multipart())
+    assert not raw_shell.poll(100)
+    assert kernel.run("1 + 1").result == "2"
+
+
+def test_a_replayed_cell_runs_once(kernel: Kernel, raw_shell: zmq.Socket[bytes]) -> None:
+    session = Session(key=kernel.manager.session.key)
+    kernel.run("count = 0")
+    content = {"code": "count += 1", "silent": False, "allow_stdin": False}
+    frames = session.serialize(session.msg("execute_request", content))
+    for _ in range(3):
+        raw_shell.send_multipart(frames)
+    assert raw_shell.poll(10_000)
+    raw_shell.recv_multipart()
+    assert kernel.run("count").result == "1"
+
+
+def test_drops_are_counted_in_the_log(tmp_path: Path) -> None:
+    path, info = write_connection_file(str(tmp_path / "kernel.json"), key=b"right")
+    command = [sys.executable, "-m", "sandbox_kernel", "launch", "-f", path]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as wrapper:
+        context = zmq.Context()
+        shell, control = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        shell.connect(f"tcp://{info['ip']}:{info['shell_port']}")
+        control.connect(f"tcp://{info['ip']}:{info['control_port']}")
+        liar, honest = Session(key=b"wrong"), Session(key=b"right")
+        for _ in range(5):
+            shell.send_multipart(liar.serialize(liar.msg("kernel_info_request", {})))
+        shell.send_multipart(honest.serialize(honest.msg("kernel_info_request", {})))
+        assert shell.poll(30_000)
+        request = honest.msg("shutdown_request", {"restart": False})
+        control.send_multipart(honest.serialize(request))
+        _, log = wrapper.communicate(timeout=30)
+        shell.close(linger=0)
+        control.close(linger=0)
+        context.term()
+    assert "dropped a message: wrong signature" in log
+    assert "wrong signature × 5" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (None, "No such file"),
+        ("{", "is not JSON"),
+        ("[]", "does not hold a JSON object"),
+        ("{}", "'transport' is missing"),
+        ({"transport": "udp"}, "neither tcp nor ipc"),
+        ({"shell_port": "x"}, "shell_port 'x' is not a port number"),
+        ({"shell_port": 0}, "shell_port 0 is not a port number"),
+        ({"key": 5}, "key is not a string"),
+        ({"signature_scheme": "md5"}, "signature_scheme 'md5'"),
+        ({"curve_publickey": "x"}, "both are needed"),
+        ({"ip": "203.0.113.7"}, "cannot bind the shell socket"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " in value else "",
+)
+def test_a_bad_connection_file_is_named(tmp_path: Path, text: Any, named: str) -> None:
+    path = tmp_path / "kernel.json"
+    if isinstance(text, dict):
+        write_connection_file(str(path), key=b"k")
+        path.write_text(json.dumps(json.loads(path.read_text()) | text))
+    elif text is not None:
+        path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "sandbox_kernel", "launch", "-f", str(path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_options_that_could_redirect_the_kernel_are_not_passed_on(tmp_path: Path) -> None:
+    extra = [
+        "--HistoryManager.hist_file=:memory:",
+        "--IPKernelApp.kernel_class=evil",
+        "--ip=0.0.0.0",
+    ]
+    with running_kernel(cwd=tmp_path, arguments=extra) as kernel:
+        config = kernel.run("print(get_ipython().config)").text()
+        assert "evil" not in config
+        assert "hist_file" in config
+
+
+def test_curve_keys_of_the_frontend_are_honoured(tmp_path: Path) -> None:
+    with running_kernel(cwd=tmp_path, transport_encryption="required") as kernel:
+        assert kernel.manager.get_connection_info()["curve_publickey"]
+        assert kernel.run("1 + 1").result == "2"
+        info = kernel.manager.get_connection_info()
+        # The control: without the keys nothing comes through.
+        context = zmq.Context()
+        plain = context.socket(zmq.DEALER)
+        plain.connect(f"tcp://{info['ip']}:{info['shell_port']}")
+        session = Session(key=kernel.manager.session.key)
+        plain.send_multipart(session.serialize(session.msg("kernel_info_request", {})))
+        assert not plain.poll(500)
+        plain.close(linger=0)
+        context.term()
+
+
+def test_the_ipc_transport_works(tmp_path: Path) -> None:
+    # A short relative-free prefix: the frontend's own sockets obey the 107 bytes of unix paths.
+    with running_kernel(cwd=tmp_path, transport="ipc", ip=f"/tmp/k{id(tmp_path):x}") as kernel:
+        assert kernel.run("1 + 1").result == "2"
+
+
+def test_every_new_subscriber_is_welcomed(kernel: Kernel) -> None:
+    info = kernel.manager.get_connection_info()
+    context = zmq.Context()
+    for _ in range(3):
+        subscriber = context.socket(zmq.SUB)
+        subscriber.connect(f"tcp://{info['ip']}:{info['iopub_port']}")
+        subscriber.subscribe(b"")
+        assert subscriber.poll(5_000)
+        assert b"iopub_welcome" in b"".join(subscriber.recv_multipart())
+        subscriber.close(linger=0)
+    context.term()
+
+
+def test_heartbeats_are_echoed_while_a_cell_holds_the_kernel(kernel: Kernel) -> None:
+    info = kernel.manager.get_connection_info()
+    cell = kernel.client.execute("pow(7, 10**7) and None")
+    context = zmq.Context()
+    heart = context.socket(zmq.REQ)
+    heart.connect(f"tcp://{info['ip']}:{info['hb_port']}")
+    for beat in range(5):
+        heart.send(b"%d" % beat)
+        assert heart.poll(1_000)
+        assert heart.recv() == b"%d" % beat
+    heart.close(linger=0)
+    context.term()
+    assert kernel.reply_to(cell)["content"]["status"] == "ok"
