@@ -9,6 +9,7 @@ Runs as ``python boot.py CONNECTION_FILE``; imports nothing but the standard lib
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -22,30 +23,32 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
 HIGHEST_CAPABILITY = 63
 CAPABILITY_VERSION_3 = 0x20080522
 
 
 def libc() -> Any:
-    import ctypes  # only the supervisor needs it: not on the kernel's way up
-
     return ctypes.CDLL(None, use_errno=True)
 
 
-def drop_privileges(uid: int, gid: int) -> None:
-    """Leave root for good: no capability left in any set, no way back."""
+def drop_privileges(user: tuple[int, int] | None) -> None:
+    """Give up every capability for good, and root (for ``user``, a uid and gid) where it is had."""
     c = libc()
     for capability in range(HIGHEST_CAPABILITY + 1):
         c.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    os.setgroups([])
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
-    # Leaving uid 0 empties the effective and permitted sets, not the inheritable one.
+    if user is not None:
+        uid, gid = user
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        # A change of credentials clears this; without it the sandbox could outlive bwrap.
+        c.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    c.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     if c.capset(struct.pack("Ii", CAPABILITY_VERSION_3, 0), bytes(24)) != 0:
-        msg = "cannot clear the inheritable capabilities"
+        msg = "cannot give up the capabilities"
         raise OSError(msg)
-    # A change of credentials clears this; without it the sandbox could outlive bwrap.
-    c.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def start_kernel(connection_file: str, lifeline: socket.socket, changed_user: bool) -> int:
@@ -112,8 +115,7 @@ def reap(kernel_pid: int) -> int | None:
 
 def main(connection_file: str) -> None:
     settings = json.loads(Path(connection_file).read_text())["sandbox"]
-    if settings["drop_to"] is not None:
-        drop_privileges(*settings["drop_to"])
+    drop_privileges(settings["drop_to"])
     try:
         # Not before: the folder may be readable only by the user just changed to.
         os.chdir(settings["working_directory"])

@@ -46,8 +46,7 @@ class ProcessSandbox(Sandbox):
                 raise probe.root_without_privileges()
             uid = _unrelated_uid()
             self._drop_to = (uid, uid)
-        homes = {Path.home(), Path(pwd.getpwuid(os.getuid()).pw_dir)}
-        self._view = view.plan_view(spec.working_directory, spec.secrets, homes, os.environ)
+        self._view = view.plan_view(spec.working_directory, spec.secrets, _homes(), os.environ)
         self._notes = list(self._view.notes)
         # Where bwrap finds a visible path, if not at the path itself.
         self._sources: dict[Path, Path] = {}
@@ -139,11 +138,10 @@ class ProcessSandbox(Sandbox):
             *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1"),
             *("--clearenv", "--hostname", "sandbox"),
         ]
+        # Just what the supervisor needs to give up everything, the bounding set included.
+        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETPCAP"]
         if self._drop_to:
-            # Just what the supervisor needs to leave root for good.
-            arguments += ["--cap-drop", "ALL"]
-            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
-                arguments += ["--cap-add", capability]
+            arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
             uid = str(INNER_UID)
             arguments += ["--unshare-user", "--uid", uid, "--gid", uid]
@@ -240,6 +238,16 @@ def _account_mounts(run_directory: Path) -> list[str]:
     for name in ("passwd", "group", "hosts"):
         arguments += ["--ro-bind", str(run_directory / name), f"/etc/{name}"]
     return arguments
+
+
+def _homes() -> set[Path]:
+    """The user's home folder by both accounts; a container's user may have neither."""
+    homes = set()
+    if os.environ.get("HOME"):
+        homes.add(Path(os.environ["HOME"]))
+    with contextlib.suppress(KeyError):
+        homes.add(Path(pwd.getpwuid(os.getuid()).pw_dir))
+    return homes
 
 
 def _effective_capabilities() -> int:
