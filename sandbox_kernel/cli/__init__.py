@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from typing import Final
-
-from sandbox_kernel import __version__
 
 SUBCOMMANDS: Final = {
     "launch": "start the kernel on a connection file (what kernel.json calls)",
@@ -18,6 +14,20 @@ SUBCOMMANDS: Final = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["launch"]:
+        # Every kernel starts here: not even argparse is loaded before the sandbox.
+        from sandbox_kernel.cli import launch
+
+        return launch.main(arguments[1:])
+    return _main(arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    import argparse
+    import importlib
+
+    from sandbox_kernel import __version__
+
     parser = argparse.ArgumentParser(
         prog="sandbox-kernel", description="Sandboxed Python for Jupyter."
     )

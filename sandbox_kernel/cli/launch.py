@@ -1,11 +1,14 @@
-"""`sandbox-kernel launch -f FILE`: start the kernel. The sandbox is on its way before zmq loads."""
+"""`sandbox-kernel launch -f FILE`: start the kernel.
+
+What is imported before the sandbox is on its way adds to the start of every kernel; all else (zmq,
+the relay, even the reading of the connection file) happens while the sandbox boots.
+"""
 
 from __future__ import annotations
 
-import argparse
+import os
 import re
 import sys
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -17,9 +20,8 @@ from sandbox_kernel.isolation.rundir import RunDirectory
 from sandbox_kernel.isolation.start import StartedSandbox, start_sandbox
 from sandbox_kernel.log import log
 from sandbox_kernel.paths import state_home
-from sandbox_kernel.relay.connection import ConnectionFileError, ConnectionInfo
-from sandbox_kernel.relay.wire import Author
 
+USAGE: Final = "usage: sandbox-kernel launch -f CONNECTION_FILE [ipykernel option …]"
 # Options of ipykernel that only change how cells run inside; the rest of its command line could
 # redirect sockets, files or the kernel class.
 PASSED_ON: Final = re.compile(
@@ -28,50 +30,67 @@ PASSED_ON: Final = re.compile(
 )
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="sandbox-kernel launch", allow_abbrev=False)
-    parser.add_argument("-f", dest="connection_file", type=Path, required=True)
-    options, extra = parser.parse_known_args(argv)
-    passed_on = [option for option in extra if PASSED_ON.match(option)]
-    for option in extra:
-        if option not in passed_on:
-            log(f"ignored {option!r}: not an option that may reach the inner kernel")
-    try:
-        info = ConnectionInfo.load(options.connection_file)
-    except ConnectionFileError as error:
-        log(str(error))
-        return 1
+class Launcher:
+    """Starts sandboxes for one wrapper, in one run directory that ends with it."""
 
-    author = Author(session=uuid.uuid4().hex)
-    run_directory: RunDirectory | None = None
+    def __init__(self, connection_file: Path, argv: Sequence[str]) -> None:
+        self.session = os.urandom(16).hex()
+        self._connection_file = connection_file
+        self._argv = argv
+        self._run_directory: RunDirectory | None = None
 
-    def start() -> StartedSandbox:
-        nonlocal run_directory
-        if run_directory is None:
-            run_directory = RunDirectory(state_home())
+    def start(self) -> StartedSandbox:
+        """A new sandbox; raises ``SandboxUnavailable``."""
+        if self._run_directory is None:
+            self._run_directory = RunDirectory(state_home())
         spec = SandboxSpec(
             working_directory=Path.cwd(),
             python=Path(sys.executable),
-            secrets=(state_home(), options.connection_file.absolute()),
+            secrets=(state_home(), self._connection_file),
         )
-        return start_sandbox(ProcessSandbox(spec), run_directory, author.session, passed_on)
+        sandbox = ProcessSandbox(spec)
+        return start_sandbox(sandbox, self._run_directory, self.session, self._argv)
 
-    first: StartedSandbox | SandboxUnavailable
-    try:
-        first = start()
-    except SandboxUnavailable as error:
-        first = error
-    try:
-        # Imported now: the sandbox boots while zmq loads and the sockets are bound.
-        from sandbox_kernel.relay.wrapper import Wrapper
+    def close(self) -> None:
+        if self._run_directory is not None:
+            self._run_directory.close()
 
-        Wrapper(info, author, start).run(first)
-    except ConnectionFileError as error:
-        log(str(error))
-        return 1
+
+def main(argv: Sequence[str]) -> int:
+    if len(argv) < 2 or argv[0] != "-f":
+        print(USAGE, file=sys.stderr)
+        return 2
+    connection_file, extra = Path(argv[1]).absolute(), argv[2:]
+    for option in extra:
+        if not PASSED_ON.match(option):
+            log(f"ignored {option!r}: not an option that may reach the inner kernel")
+    launcher = Launcher(connection_file, [option for option in extra if PASSED_ON.match(option)])
+    first: StartedSandbox | SandboxUnavailable | None = None
+    try:
+        try:
+            first = launcher.start()
+        except SandboxUnavailable as error:
+            first = error
+        return _serve(connection_file, launcher, first)
     finally:
         if isinstance(first, StartedSandbox):
             first.close()
-        if run_directory is not None:
-            run_directory.close()
+        launcher.close()
+
+
+def _serve(
+    connection_file: Path, launcher: Launcher, first: StartedSandbox | SandboxUnavailable
+) -> int:
+    from sandbox_kernel.relay.connection import ConnectionFileError, ConnectionInfo
+    from sandbox_kernel.relay.wire import Author
+
+    try:
+        info = ConnectionInfo.load(connection_file)
+        from sandbox_kernel.relay.wrapper import Wrapper
+
+        wrapper = Wrapper(info, Author(launcher.session), launcher.start)
+    except ConnectionFileError as error:
+        log(str(error))
+        return 1
+    wrapper.run(first)
     return 0

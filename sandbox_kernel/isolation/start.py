@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ def start_sandbox(
     """Start ``sandbox``; raises ``SandboxUnavailable`` with nothing left behind."""
     path = run_directory.new_generation()
     directory = run_directory.short(path)
-    key = secrets.token_hex(32)
+    key = os.urandom(32).hex()
     # The boot files travel with the wrapper, so that no image or environment can hold another
     # version of them.
     for name in ("boot.py", "bridge.py"):

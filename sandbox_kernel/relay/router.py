@@ -215,9 +215,17 @@ class Router:
 
     def _abort(self, request: Request) -> None:
         self.publish_status("busy", request.message)
-        metadata = {"started": timestamp(), "status": "aborted"}
-        self.send_reply(request, {"status": "aborted"}, metadata)
+        self.send_reply(request, {"status": "aborted"}, self._cell_metadata("aborted"))
         self.publish_status("idle", request.message)
+
+    def _cell_metadata(self, status: str) -> dict[str, Any]:
+        """Metadata of a cell's reply with the keys that ipykernel gives it."""
+        return {
+            "started": timestamp(),
+            "dependencies_met": True,
+            "engine": self._author.session,
+            "status": status,
+        }
 
     def _refuse_request(self, request: Request, error: SandboxError) -> None:
         if request.is_cell:
@@ -252,7 +260,7 @@ class Router:
                 "user_expressions": {},
                 "payload": [],
             }
-            self.send_reply(request, content | extra, {"started": timestamp(), "status": "error"})
+            self.send_reply(request, content | extra, self._cell_metadata("error"))
         if not cell.idle_seen:
             self.publish_status("idle", request.message)
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
 DELIMITER: Final = b"<IDS|MSG>"
-PROTOCOL_VERSION: Final = "5.5"
+PROTOCOL_VERSION: Final = "5.4"
 
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_IDENTS: Final = 8
@@ -213,6 +213,8 @@ class Author:
     """
 
     session: str
+    # As the inner kernel says it, once there is one: a frontend should not see two.
+    version: str = PROTOCOL_VERSION
     username: str = field(default_factory=lambda: os.environ.get("USER", "username"))
     _count: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -235,7 +237,7 @@ class Author:
             "username": self.username,
             "session": self.session,
             "date": timestamp(),
-            "version": PROTOCOL_VERSION,
+            "version": self.version,
         }
         parent_frame = parent.frames[0] if parent is not None else b"{}"
         return Message(

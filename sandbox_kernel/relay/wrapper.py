@@ -152,6 +152,7 @@ class Wrapper:
         assert inner.deadline is not None
         inner.deadline.cancel()
         self._loop.forget(inner.link.sockets.shell)
+        self._author.version = str(reply.header.get("version", self._author.version))
         facts = inner.started.sandbox.facts
         lines = [f"Sandboxed by sandbox-kernel {__version__}: {facts.summary()}", *facts.notes]
         banner = "\n".join([*lines, str(reply.content.get("banner", ""))])

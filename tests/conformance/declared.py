@@ -1,0 +1,41 @@
+"""The differences from plain ipykernel that are meant, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A difference that a frontend may see; patterns as in a shell."""
+
+    request: str
+    where: str
+    what: str
+    why: str
+
+
+DECLARED: tuple[Declared, ...] = (
+    Declared(
+        request="*",
+        where="*: kernel_info_reply.content.banner",
+        what="the banner says that the kernel is sandboxed",
+        why="who opens a console must see which kernel it is, and what protects the host",
+    ),
+    Declared(
+        request="the notebook's folder can be written",
+        where="*",
+        what="the notebook's folder cannot be written",
+        why="a cell must not change the user's files; temporary files can be written",
+    ),
+    *(
+        Declared(
+            request="a question between aborted cells is answered",
+            where=where,
+            what="an aborted cell is answered before a question that stood ahead of it",
+            why="aborts are the wrapper's; one that waited for the inner kernel's answer to "
+            "something else could wait for ever",
+        )
+        for where in ("iopub: status", "shell: execute_reply")
+    ),
+)
