@@ -21,7 +21,7 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	@scripts/ensure-bwrap
-	$(BIN)/python -m benchmarks.compare $(ARGS)
+	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 $(BIN)/python:
 	@python=$$(scripts/find-python) && echo "creating $(VENV) with $$python" && $$python -m venv $(VENV)

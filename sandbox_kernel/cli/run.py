@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 KERNEL_NAME = "sandboxed-python"
-_SHOWN_CHARACTERS = 60
+_SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +137,18 @@ def _print_table(path: Path, results: Sequence[CellResult]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    # Borders, mark and time take 24 columns; the texts share the rest.
+    room = max(console.width - 24, 40)
     table = Table(title=str(path), title_justify="left")
-    table.add_column("", no_wrap=True, width=1)
-    table.add_column("cell", no_wrap=True, overflow="ellipsis", max_width=32)
-    table.add_column("result", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("time", justify="right", no_wrap=True, width=7)
+    for heading in ("", "cell", "result", "time"):
+        table.add_column(heading, justify="right" if heading == "time" else "left")
     for result in results:
         mark = Text("✘", "red") if result.failed else Text("✔", "green")
-        shown = Text(result.result, "red" if result.failed else "")
-        table.add_row(mark, Text(_one_line(result.source, 44)), shown, f"{result.seconds:.2f} s")
-    Console().print(table)
+        source = Text(_one_line(result.source, room // 3))
+        shown = Text(_one_line(result.result, room - room // 3), "red" if result.failed else "")
+        table.add_row(mark, source, shown, f"{result.seconds:.2f} s")
+    console.print(table)
 
 
 def _print_json(path: Path, results: Sequence[CellResult]) -> None:
