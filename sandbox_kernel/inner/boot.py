@@ -20,7 +20,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 PR_CAP_AMBIENT = 47
@@ -33,33 +32,23 @@ def libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def drop_privileges(user: tuple[int, int] | None) -> None:
-    """Give up every capability for good, and root (for ``user``, a uid and gid) where it is had."""
+def give_up_capabilities() -> None:
+    """Empty every capability set, the bounding set included, for good."""
     c = libc()
     for capability in range(HIGHEST_CAPABILITY + 1):
         c.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    if user is not None:
-        uid, gid = user
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-        # A change of credentials clears this; without it the sandbox could outlive bwrap.
-        c.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     c.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     if c.capset(struct.pack("Ii", CAPABILITY_VERSION_3, 0), bytes(24)) != 0:
         msg = "cannot give up the capabilities"
         raise OSError(msg)
 
 
-def start_kernel(connection_file: str, lifeline: socket.socket, changed_user: bool) -> int:
+def start_kernel(connection_file: str, lifeline: socket.socket) -> int:
     """Fork the kernel process; it never returns from here."""
     pid = os.fork()
     if pid:
         return pid
     lifeline.close()
-    if changed_user:
-        # A change of user hides /proc/self from its own process; debuggers and libraries read it.
-        libc().prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     # Its own session and group, as jupyter_client starts kernels: an interrupt reaches the cell's
     # children, never the supervisor.
     os.setsid()
@@ -114,16 +103,18 @@ def reap(kernel_pid: int) -> int | None:
 
 
 def main(connection_file: str) -> None:
+    # Whatever was open on the host stays out.
+    os.closerange(3, 1 << 20)
     settings = json.loads(Path(connection_file).read_text())["sandbox"]
-    drop_privileges(settings["drop_to"])
+    give_up_capabilities()
     try:
-        # Not before: the folder may be readable only by the user just changed to.
         os.chdir(settings["working_directory"])
     except PermissionError:
+        # A folder of root's on a file system that cannot show it to another user; the banner says.
         os.chdir(os.environ["HOME"])
     lifeline = socket.socket(socket.AF_UNIX)
     lifeline.connect(settings["lifeline"])
-    kernel_pid = start_kernel(connection_file, lifeline, settings["drop_to"] is not None)
+    kernel_pid = start_kernel(connection_file, lifeline)
     # Same user as the cells: without this a cell could read or trace the supervisor.
     libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     status = supervise(kernel_pid, lifeline)

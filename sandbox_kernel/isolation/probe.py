@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -57,30 +58,45 @@ def explain_bwrap(
             hint="Install bubblewrap 0.8 or newer.",
         )
     if "namespace" in lowered or "uid map" in lowered or "permission" in lowered:
-        if setting("kernel/unprivileged_userns_clone") == "0":
-            return SandboxUnavailable(
-                f"Unprivileged user namespaces are switched off on this host. {quoted}",
-                hint="As root: `sysctl -w kernel.unprivileged_userns_clone=1`.",
-            )
-        if setting("user/max_user_namespaces") == "0":
-            return SandboxUnavailable(
-                f"This host allows no user namespaces (user.max_user_namespaces is 0). {quoted}",
-                hint="As root: `sysctl -w user.max_user_namespaces=15000`.",
-            )
-        if setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
-            return SandboxUnavailable(
-                f"AppArmor forbids unprivileged user namespaces (Ubuntu's default). {quoted}",
-                hint="As root, let bwrap use them: put `abi <abi/4.0>, include <tunables/global> "
-                "profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }` in "
-                "/etc/apparmor.d/bwrap and run `apparmor_parser -r /etc/apparmor.d/bwrap`.",
-            )
-        return SandboxUnavailable(
-            f"bubblewrap may not create namespaces here. {quoted}",
-            hint="Inside a container, allow user namespaces (a seccomp profile that permits "
-            "`unshare` and `clone`); elsewhere ask the administrator to enable them.",
-        )
+        return _namespaces_refused(quoted, setting)
     return SandboxUnavailable(
         f"The sandbox ended before its kernel was ready. {quoted}",
         hint="If the message names a Python module, mend that installation (`pip check`); "
         "then run the cell again.",
+    )
+
+
+def descent_failed(error: Exception) -> SandboxUnavailable:
+    """Root could not prepare the sandbox's view or change to another user."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        # What the kernel says when user.max_user_namespaces is used up.
+        return _namespaces_refused("", read_sysctl)
+    return SandboxUnavailable(
+        f"Root could not hand the visible files to an unprivileged user: {error}.",
+        hint="This needs Linux 5.12 or newer; or start Jupyter as an ordinary user.",
+    )
+
+
+def _namespaces_refused(quoted: str, setting: Callable[[str], str | None]) -> SandboxUnavailable:
+    if setting("kernel/unprivileged_userns_clone") == "0":
+        return SandboxUnavailable(
+            f"Unprivileged user namespaces are switched off on this host. {quoted}",
+            hint="As root: `sysctl -w kernel.unprivileged_userns_clone=1`.",
+        )
+    if setting("user/max_user_namespaces") == "0":
+        return SandboxUnavailable(
+            f"This host allows no user namespaces (user.max_user_namespaces is 0). {quoted}",
+            hint="As root: `sysctl -w user.max_user_namespaces=15000`.",
+        )
+    if setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return SandboxUnavailable(
+            f"AppArmor forbids unprivileged user namespaces (Ubuntu's default). {quoted}",
+            hint="As root, let bwrap use them: put `abi <abi/4.0>, include <tunables/global> "
+            "profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }` in "
+            "/etc/apparmor.d/bwrap and run `apparmor_parser -r /etc/apparmor.d/bwrap`.",
+        )
+    return SandboxUnavailable(
+        f"bubblewrap may not create namespaces here. {quoted}",
+        hint="Inside a container, allow user namespaces (a seccomp profile that permits "
+        "`unshare` and `clone`); elsewhere ask the administrator to enable them.",
     )

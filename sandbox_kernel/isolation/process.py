@@ -1,8 +1,8 @@
 """The ``process`` level: bubblewrap, all namespaces, no network, seccomp, the user's own Python.
 
-As an ordinary user everything happens in a user namespace. As root bubblewrap mounts with root's
-rights and the supervisor inside then drops to an unrelated uid with no capability left, so that a
-cell never is root on the host, not even an unprivileged one.
+Everything happens in a user namespace of an ordinary user: the wrapper's own, or, if that is root, an
+unrelated uid that root changes to before bubblewrap starts (``descent``). So a cell never is root on
+the host, not even an unprivileged one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from sandbox_kernel.errors import SandboxUnavailable
-from sandbox_kernel.isolation import idmap, probe, view
+from sandbox_kernel.isolation import descent, probe, view
 from sandbox_kernel.isolation.base import Sandbox, SandboxFacts, SandboxSpec
 from sandbox_kernel.isolation.seccomp import SeccompError, compile_profile
 from sandbox_kernel.paths import policies_directory
@@ -39,13 +39,12 @@ class ProcessSandbox(Sandbox):
             raise probe.bwrap_missing()
         self._bwrap = bwrap
         self._spec = spec
-        self._as_root = os.geteuid() == 0
-        self._drop_to: tuple[int, int] | None = None
-        if self._as_root:
+        # Root's stand-in; the uid bubblewrap runs as.
+        self._stand_in: int | None = None
+        if os.geteuid() == 0:
             if not _effective_capabilities() & _CAP_SYS_ADMIN:
                 raise probe.root_without_privileges()
-            uid = _unrelated_uid()
-            self._drop_to = (uid, uid)
+            self._stand_in = _unrelated_uid()
         self._view = view.plan_view(spec.working_directory, spec.secrets, _homes(), os.environ)
         self._notes = list(self._view.notes)
         # Where bwrap finds a visible path, if not at the path itself.
@@ -55,7 +54,7 @@ class ProcessSandbox(Sandbox):
 
     @property
     def owner(self) -> tuple[int, int] | None:
-        return self._drop_to
+        return None if self._stand_in is None else (self._stand_in, self._stand_in)
 
     @property
     def facts(self) -> SandboxFacts:
@@ -63,7 +62,7 @@ class ProcessSandbox(Sandbox):
             level="process",
             engine="bwrap",
             network="none",
-            host_uid=self._drop_to[0] if self._drop_to else os.getuid(),
+            host_uid=os.getuid() if self._stand_in is None else self._stand_in,
             working_directory=str(self._spec.working_directory),
             notes=tuple(self._notes),
         )
@@ -81,54 +80,59 @@ class ProcessSandbox(Sandbox):
             stack.callback(os.close, seccomp)
             os.write(seccomp, program)
             os.lseek(seccomp, 0, os.SEEK_SET)
-            before_exec = self._owner_views(run_directory, stack) if self._drop_to else None
-            # One thread at this point (libzmq's do not run Python), so a function before exec is
-            # safe; and the parent-death signal is tied to the thread that forks, the main one.
-            self._process = subprocess.Popen(
-                self._arguments(run_directory, seccomp),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[seccomp],
-                cwd="/",
-                env={"PATH": "/usr/bin:/bin"},
-                preexec_fn=before_exec,
-            )
+            # By descriptor: the uid that root changes to may not reach it by its path.
+            program_file = os.open(self._bwrap, os.O_PATH)
+            stack.callback(os.close, program_file)
+            try:
+                before_exec = self._descent(run_directory, stack)
+                # The only Python thread (libzmq has its own), so a function before exec is safe;
+                # and the parent-death signal is tied to the thread that forks, the main one.
+                self._process = subprocess.Popen(
+                    self._arguments(run_directory, seccomp),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    executable=f"/proc/self/fd/{program_file}",
+                    pass_fds=[seccomp, program_file],
+                    cwd="/",
+                    env={"PATH": "/usr/bin:/bin"},
+                    preexec_fn=before_exec,
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                raise probe.descent_failed(error) from error
         self._exit_descriptor = os.pidfd_open(self._process.pid)
         os.set_blocking(self.console_descriptor, False)
 
-    def _owner_views(self, run_directory: Path, stack: contextlib.ExitStack) -> Callable[[], None]:
-        """Prepare root's files in the view to be readable by the uid the sandbox drops to."""
-        assert self._drop_to is not None
-        try:
-            namespace = idmap.namespace_mapping_root_to(*self._drop_to)
-        except OSError as error:
-            self._notes.append(f"files only root may read are not readable ({error})")
-            return idmap.mounter([])
+    def _descent(
+        self, run_directory: Path, stack: contextlib.ExitStack
+    ) -> Callable[[], None] | None:
+        """What root does before bwrap: hand everything visible to the stand-in and become it."""
+        uid = self._stand_in
+        if uid is None:
+            return None
+        namespace = descent.namespace_mapping_root_to(uid, uid)
         stack.callback(os.close, namespace)
-        # Not over the originals: the run directory, which must keep its owners, may lie in one.
-        places = run_directory.with_name(f"{run_directory.name}-views")
-        places.mkdir()
         views = []
-        for number, path in enumerate(self._view.read_only):
-            try:
-                tree = idmap.owner_view(path, namespace)
-            except OSError as error:
-                self._notes.append(f"files only root may read in {path} are not readable ({error})")
-                continue
-            stack.callback(os.close, tree)
-            place = self._sources[path] = places / str(number)
-            place.mkdir() if path.is_dir() else place.touch()
-            views.append((tree, place))
-        return idmap.mounter(views)
+        for number, path in enumerate((run_directory, *self._view.read_only)):
+            held = descent.take_hold(path, str(number))
+            stack.callback(held.close)
+            views.append(held)
+            self._sources[path] = held.place
+            if path != run_directory:  # its files have the right owners already
+                try:
+                    descent.give_to(held, namespace)
+                except OSError as error:
+                    self._notes.append(
+                        f"what only root may read in {path} is not readable: {error}"
+                    )
+        return descent.descent(views, uid, uid)
 
     def _write_accounts(self, run_directory: Path) -> None:
-        uid, gid = self._drop_to or (INNER_UID, INNER_UID)
         (run_directory / "passwd").write_text(
-            f"sandbox:x:{uid}:{gid}:Sandbox:{view.HOME}:/bin/sh\n"
+            f"sandbox:x:{INNER_UID}:{INNER_UID}:Sandbox:{view.HOME}:/bin/sh\n"
             "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"
         )
-        (run_directory / "group").write_text(f"sandbox:x:{gid}:\nnogroup:x:65534:\n")
+        (run_directory / "group").write_text(f"sandbox:x:{INNER_UID}:\nnogroup:x:65534:\n")
         (run_directory / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
 
     def _arguments(self, run_directory: Path, seccomp: int) -> list[str]:
@@ -137,24 +141,21 @@ class ProcessSandbox(Sandbox):
             *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
             *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1"),
             *("--clearenv", "--hostname", "sandbox"),
+            *("--unshare-user", "--uid", str(INNER_UID), "--gid", str(INNER_UID)),
+            # Only so that the supervisor can empty the bounding set; it keeps nothing.
+            *("--cap-add", "CAP_SETPCAP"),
         ]
-        # Just what the supervisor needs to give up everything, the bounding set included.
-        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETPCAP"]
-        if self._drop_to:
-            arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        else:
-            uid = str(INNER_UID)
-            arguments += ["--unshare-user", "--uid", uid, "--gid", uid]
         environment = view.plan_environment(os.environ, self._view.read_only)
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
+        run_source = self._sources.get(run_directory, run_directory)
         return [
             *arguments,
             *_system_mounts(),
-            *_account_mounts(run_directory),
+            *_account_mounts(run_source),
             *self._view_mounts(),
             *_directories(Path(view.RUN)),
-            *("--ro-bind", str(run_directory), view.RUN),
+            *("--ro-bind", str(run_source), view.RUN),
             *("--remount-ro", "/"),
             *("--seccomp", str(seccomp), "--"),
             *(str(self._spec.python), f"{view.RUN}/boot.py", f"{view.RUN}/connection.json"),

@@ -69,7 +69,6 @@ def _write_connection_file(
             "session": session,
             "argv": list(argv),
             "working_directory": sandbox.facts.working_directory,
-            "drop_to": sandbox.owner,
             "lifeline": f"{view.RUN}/{Lifeline.NAME}",
         },
     }
@@ -78,6 +77,4 @@ def _write_connection_file(
     with os.fdopen(descriptor, "w") as file:
         json.dump(connection, file)
     if sandbox.owner is not None:
-        # The supervisor reads it as root without CAP_DAC_OVERRIDE, the kernel process as the owner.
-        os.chown(path, 0, sandbox.owner[1])
-        path.chmod(0o440)
+        os.chown(path, *sandbox.owner)

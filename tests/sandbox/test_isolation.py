@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
 import socket
 import subprocess
@@ -222,14 +223,16 @@ def test_privileges_are_gone_for_good(sandbox: Kernel) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about a wrapper started by root")
 def test_root_runs_cells_under_an_unrelated_uid(sandbox: Kernel) -> None:
-    uid = sandbox.value("__import__('os').getuid()")
-    assert uid >= 60_000
+    assert sandbox.value("__import__('os').getuid()") == 1000
     status = Path(f"/proc/{sandbox.kernel_pid}/status").read_text()
-    assert f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}" in status
+    uids = {int(uid) for uid in status.split("Uid:")[1].splitlines()[0].split()}
+    assert len(uids) == 1
+    assert min(uids) >= 60_000
+    assert not [user for user in pwd.getpwall() if user.pw_uid in uids and user.pw_name != "nobody"]
 
 
 def test_every_namespace_is_its_own(sandbox: Kernel) -> None:
-    for kind in ("pid", "net", "ipc", "uts", "mnt", "cgroup"):
+    for kind in ("user", "pid", "net", "ipc", "uts", "mnt", "cgroup"):
         code = f"import os; print(os.readlink('/proc/self/ns/{kind}'))"
         namespace = inside(sandbox, code).strip()
         assert namespace != outside(code).strip(), kind
