@@ -109,14 +109,20 @@ class Cells:
         lane.waiting.append(request)
         return self._next(lane)
 
-    def hold(self, requests: Iterable[Request]) -> None:
-        """Queue requests without forwarding: there is no inner kernel to take them yet."""
-        for request in requests:
-            self._lanes.setdefault(request.lane_id, Lane()).waiting.append(request)
+    def hold(self, request: Request) -> None:
+        """Queue a request without forwarding: there is no inner kernel to take it yet."""
+        self._lanes.setdefault(request.lane_id, Lane()).waiting.append(request)
+
+    def put_back(self, requests: Iterable[Request]) -> None:
+        """Queue requests that were forwarded in vain, ahead of those that never were."""
+        for request in reversed(list(requests)):
+            self._lanes.setdefault(request.lane_id, Lane()).waiting.appendleft(request)
 
     def release(self) -> list[Request]:
-        """Everything that may be forwarded, now that there is an inner kernel."""
-        return [request for lane in self._lanes.values() for request in self._next(lane)]
+        """Everything that may be forwarded now; lanes with nothing left are forgotten."""
+        ready = [request for lane in self._lanes.values() for request in self._next(lane)]
+        self._lanes = {lane_id: lane for lane_id, lane in self._lanes.items() if not lane.idle}
+        return ready
 
     def running(self, msg_id: str | None) -> RunningCell | None:
         return None if msg_id is None else self._running.get(msg_id)
@@ -132,15 +138,10 @@ class Cells:
             cell.aborted += [request for request in lane.waiting if request.is_cell]
             lane.waiting = deque(request for request in lane.waiting if not request.is_cell)
 
-    def finish(self, cell: RunningCell) -> list[Request]:
-        """End a running cell; what may be forwarded next."""
-        lane = self._lanes[cell.request.lane_id]
-        lane.running = None
+    def finish(self, cell: RunningCell) -> None:
+        """End a running cell; `release` says what may follow."""
+        self._lanes[cell.request.lane_id].running = None
         del self._running[cell.request.msg_id]
-        following = self._next(lane)
-        if lane.idle:
-            del self._lanes[cell.request.lane_id]
-        return following
 
     def take_waiting(self) -> list[Request]:
         """Empty all queues: what waits will be answered some other way."""

@@ -69,6 +69,8 @@ class Router:
         self._link: Link | None = None
         self._failure: SandboxError | None = None
         self._notice: str | None = None
+        self._start_announced = False
+        self._execution_count = 0
         self._cells = Cells()
         self._outstanding: OrderedDict[str, Request] = OrderedDict()
         self._shell_answers: dict[str, Callable[[Request], None]] = {
@@ -117,13 +119,19 @@ class Router:
             self._fail_cell(cell, error)
         if not in_flight:
             self._notice = str(error)
-        self._cells.hold(request for request in lost if not request.is_cell)
+        self._cells.put_back(request for request in lost if not request.is_cell)
 
     def refuse(self, error: SandboxError) -> None:
         """There is no sandbox to be had: say so to everything that waits and that still comes."""
         self._failure = error
+        failed_lanes = set()
         for request in self._cells.take_waiting():
+            if request.is_cell and request.lane_id in failed_lanes:
+                self._abort(request)
+                continue
             self._refuse_request(request, error)
+            if request.is_cell and request.stop_on_error:
+                failed_lanes.add(request.lane_id)
 
     # -- from the frontend -----------------------------------------------------------------------
 
@@ -151,16 +159,17 @@ class Router:
         elif request.msg_type == "interrupt_request":
             self._answer(request, {"status": "ok"})
         elif request.msg_type not in OVERTAKING:
-            self._cells.hold([request])
+            self._cells.hold(request)
 
     def _admit_without_sandbox(self, request: Request) -> None:
         error = self._failure
         assert error is not None
         if request.is_cell:
-            # The user may have mended it meanwhile: each cell is a reason to try again.
+            # The user may have mended it meanwhile: each cell is a reason to try again. Not at
+            # once, so that the cells of a "Run all" that came with it share its fate.
             self._failure = None
-            self._cells.hold([request])
-            self._host.revive()
+            self._cells.hold(request)
+            self._loop.call_later(0, self._host.revive)
         else:
             self._refuse_request(request, error)
 
@@ -255,8 +264,12 @@ class Router:
             shown = {key: content[key] for key in ("ename", "evalue", "traceback")}
             self._publish_made("error", shown, request.message)
         if not cell.reply_seen:
+            count = cell.execution_count
+            if count is None:
+                # The inner kernel died before its execute_input got here.
+                count = self._execution_count + (not request.silent)
             extra = {
-                "execution_count": cell.execution_count or 0,
+                "execution_count": count,
                 "user_expressions": {},
                 "payload": [],
             }
@@ -342,13 +355,20 @@ class Router:
         for message in self._read_hostile(self._link.sockets.iopub):
             if self._author.made(message.parent_id):
                 continue  # about a request of the wrapper's own
+            if message.content.get("execution_state") == "starting":
+                # The frontend's kernel starts once, however often its sandbox does: JupyterLab
+                # sends nothing to a kernel that it takes for starting.
+                if self._start_announced:
+                    continue
+                self._start_announced = True
             self._publish(message, message.idents)
             cell = self._cells.running(message.parent_id)
             if cell is None:
                 continue
             if message.msg_type == "execute_input":
                 count = message.content.get("execution_count")
-                cell.execution_count = count if isinstance(count, int) else None
+                if isinstance(count, int):
+                    cell.execution_count = self._execution_count = count
             elif message.content.get("execution_state") == "idle" and message.msg_type == "status":
                 cell.idle_seen = True
                 if cell.over:
@@ -371,14 +391,12 @@ class Router:
         self._cells.fail(cell)
 
     def _finish(self, cell: RunningCell) -> None:
-        following = self._cells.finish(cell)
+        self._cells.finish(cell)
         for request in cell.aborted:
             self._abort(request)
         if self._link is not None:
-            for request in following:
+            for request in self._cells.release():
                 self._forward(request)
-        else:
-            self._cells.hold(following)
 
     # -- reading and writing ---------------------------------------------------------------------
 

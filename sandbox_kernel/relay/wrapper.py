@@ -58,7 +58,6 @@ class Wrapper:
         self._meter = Meter()
         self._inner: Inner | None = None
         self._stopping = False
-        self._generations = 0
         self._router = Router(
             self._loop, self._frontend, Codec(info.signer), author, info.ports, host=self
         )
@@ -114,7 +113,6 @@ class Wrapper:
     def _watch_inner(self, started: StartedSandbox) -> None:
         sockets = InnerSockets(self._context, started.directory, started.sandbox.owner)
         inner = self._inner = Inner(started, sockets)
-        self._generations += 1
         self._loop.watch(started.lifeline.listener_descriptor, lambda: self._accept(inner))
         self._loop.watch(started.sandbox.console_descriptor, lambda: self._read_console(inner))
         self._loop.watch(started.sandbox.exit_descriptor, lambda: self._on_exit(inner))
@@ -158,8 +156,6 @@ class Wrapper:
         banner = "\n".join([*lines, str(reply.content.get("banner", ""))])
         inner.link.kernel_info = {**reply.content, "banner": banner}
         self._router.attach(inner.link)
-        if self._generations > 1:
-            self._router.publish_status("idle")
 
     # -- a sandbox goes ---------------------------------------------------------------------------
 

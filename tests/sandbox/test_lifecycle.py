@@ -80,6 +80,33 @@ def test_a_kernel_killed_from_outside_in_mid_cell_aborts_the_queue(kernel: Kerne
     assert kernel.run("40 + 2").result == "42"
 
 
+def test_cells_behind_a_lost_one_run_if_it_was_not_to_stop_them(kernel: Kernel) -> None:
+    """As with a cell tagged raises-exception in a "Run all"."""
+    lost = kernel.client.execute("import os; os._exit(1)", stop_on_error=False)
+    behind = kernel.client.execute("41 + 1")
+    reply = kernel.reply_to(lost)["content"]
+    assert (reply["ename"], reply["execution_count"]) == ("SandboxLost", 1)
+    assert kernel.reply_to(behind)["content"]["status"] == "ok"
+
+
+def test_a_replacement_is_not_announced_as_a_start(kernel: Kernel) -> None:
+    """JupyterLab sends nothing more to a kernel that says it is starting."""
+    client = kernel.client
+    states = []
+    for code in ("import os; os._exit(1)", "1 + 1"):
+        outcome = kernel.run(code)
+        states += [m["content"] for m in outcome.messages if m["msg_type"] == "status"]
+    message = client.session.msg("comm_info_request", {})
+    client.shell_channel.send(message)
+    while True:
+        heard = client.get_iopub_msg(timeout=30)
+        if heard["msg_type"] == "status":
+            states.append(heard["content"])
+            if heard["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                break
+    assert {"execution_state": "starting"} not in states
+
+
 def test_exit_between_cells_is_told_with_the_next_one(kernel: Kernel) -> None:
     before = kernel.kernel_pid
     assert kernel.run("exit()").status == "ok"

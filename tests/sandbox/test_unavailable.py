@@ -54,6 +54,13 @@ def test_the_kernel_recovers_once_bwrap_is_there(tmp_path: Path, path_without_bw
         assert kernel.run("1 + 1").result == "2"
 
 
+def test_run_all_shows_the_reason_once(tmp_path: Path, path_without_bwrap: Path) -> None:
+    with running_kernel(cwd=tmp_path, env={"PATH": str(path_without_bwrap)}) as kernel:
+        cells = [kernel.client.execute(f"print({n})") for n in range(5)]
+        statuses = [kernel.reply_to(cell)["content"]["status"] for cell in cells]
+        assert statuses == ["error", *["aborted"] * 4]
+
+
 def test_nbclient_sees_the_reason(
     tmp_path: Path, path_without_bwrap: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,13 +16,18 @@ def request(msg_type: str = "execute_request", lane: str | None = None, **conten
     return Request("shell", Message((), header, {}, content, (b"", b"", b"", b"")))
 
 
+def finish(cells: Cells, request: Request) -> None:
+    cell = cells.running(request.msg_id)
+    assert cell is not None
+    cells.finish(cell)
+
+
 def test_one_cell_is_in_flight_and_the_next_waits_for_it() -> None:
     cells, first, second = Cells(), request(), request()
     assert cells.admit(first) == [first]
     assert cells.admit(second) == []
-    running = cells.running(first.msg_id)
-    assert running is not None
-    assert cells.finish(running) == [second]
+    finish(cells, first)
+    assert cells.release() == [second]
 
 
 def test_lanes_do_not_wait_for_each_other() -> None:
@@ -43,9 +48,8 @@ def test_questions_behind_a_waiting_cell_wait_with_it() -> None:
     cells.admit(running)
     cells.admit(waiting)
     assert cells.admit(question) == []
-    current = cells.running(running.msg_id)
-    assert current is not None
-    assert cells.finish(current) == [waiting, question]
+    finish(cells, running)
+    assert cells.release() == [waiting, question]
 
 
 def test_comm_messages_overtake_waiting_cells() -> None:
@@ -66,7 +70,8 @@ def test_a_failed_cell_aborts_the_cells_behind_it_but_not_the_questions() -> Non
     late = request()
     assert cells.admit(late) == [question]
     assert cell.aborted == [queued]
-    assert cells.finish(cell) == [late]
+    cells.finish(cell)
+    assert cells.release() == [late]
 
 
 def test_without_stop_on_error_nothing_is_aborted() -> None:
@@ -78,7 +83,8 @@ def test_without_stop_on_error_nothing_is_aborted() -> None:
         assert cell is not None
         cells.fail(cell)
         assert cell.aborted == []
-        assert cells.finish(cell) == [queued]
+        cells.finish(cell)
+        assert cells.release() == [queued]
 
 
 def test_a_cell_without_code_does_not_hold_the_lane() -> None:
@@ -89,14 +95,30 @@ def test_a_cell_without_code_does_not_hold_the_lane() -> None:
 
 def test_what_was_held_is_released_in_order() -> None:
     cells, first, second = Cells(), request("kernel_info_request"), request()
-    cells.hold([first, second])
+    cells.hold(first)
+    cells.hold(second)
     assert cells.release() == [first, second]
+
+
+def test_what_was_forwarded_in_vain_goes_first() -> None:
+    cells, question, cell = Cells(), request("complete_request"), request()
+    cells.hold(cell)
+    cells.put_back([question])
+    assert cells.release() == [question, cell]
+
+
+def test_a_cell_that_waits_when_its_kernel_is_lost_runs_in_the_next() -> None:
+    cells, lost, waiting = Cells(), request(stop_on_error=False), request()
+    cells.admit(lost)
+    cells.admit(waiting)
+    finish(cells, lost)
+    assert cells.in_flight == []
+    assert cells.release() == [waiting]
 
 
 def test_a_lane_that_is_done_is_forgotten() -> None:
     cells, cell = Cells(), request(lane="s")
     cells.admit(cell)
-    running = cells.running(cell.msg_id)
-    assert running is not None
-    cells.finish(running)
+    finish(cells, cell)
+    assert cells.release() == []
     assert cells._lanes == {}
