@@ -12,6 +12,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test lint
 	@scripts/ensure-bwrap
+	@scripts/ensure-chromium
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.test

@@ -13,7 +13,7 @@ import pytest
 from tests.kernel import Kernel, running_kernel
 
 
-def process_level_problem() -> str | None:
+def process_problem() -> str | None:
     """Why the `process` level cannot run here, or None."""
     if shutil.which("bwrap") is None:
         return "bwrap is not installed"
@@ -22,15 +22,26 @@ def process_level_problem() -> str | None:
     return None if done.returncode == 0 else done.stderr.strip()
 
 
+def browser_problem() -> str | None:
+    return None if shutil.which("chromium") else "chromium is not installed"
+
+
+PROBLEMS = {"process": process_problem, "browser": browser_problem}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    needs = [item for item in items if item.get_closest_marker("process")]
-    if not needs or (problem := process_level_problem()) is None:
-        return
-    if "process" in os.environ.get("SANDBOX_KERNEL_REQUIRE", "").split(","):
-        msg = f"the `process` level must run here, but: {problem}"
-        raise pytest.UsageError(msg)
-    for item in needs:
-        item.add_marker(pytest.mark.skip(reason=f"process level not run: {problem}"))
+    """What this machine cannot run is skipped visibly; where it must run, nothing is."""
+    required = os.environ.get("SANDBOX_KERNEL_REQUIRE", "").split(",")
+    for level, find_problem in PROBLEMS.items():
+        needs = [item for item in items if item.get_closest_marker(level)]
+        problem = find_problem() if needs else None
+        if problem is None:
+            continue
+        if level in required:
+            msg = f"{level} tests must run here, but: {problem}"
+            raise pytest.UsageError(msg)
+        for item in needs:
+            item.add_marker(pytest.mark.skip(reason=f"{level} tests not run: {problem}"))
 
 
 @pytest.fixture(autouse=True)
