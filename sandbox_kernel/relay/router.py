@@ -17,11 +17,12 @@ import zmq
 
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.log import log
+from sandbox_kernel.relay.answers import Answers
 from sandbox_kernel.relay.cells import OVERTAKING, Cells, Channel, Request, RunningCell
 from sandbox_kernel.relay.frontend import FrontendSockets
 from sandbox_kernel.relay.inner import InnerSockets
 from sandbox_kernel.relay.loop import Loop
-from sandbox_kernel.relay.wire import Author, Codec, Message, WireError, timestamp
+from sandbox_kernel.relay.wire import Author, Codec, Message, WireError
 
 MAX_OUTSTANDING: Final = 4096
 # One source may not starve the others: control stays responsive in a flood of output.
@@ -56,6 +57,7 @@ class Router:
         frontend: FrontendSockets,
         codec: Codec,
         author: Author,
+        answers: Answers,
         ports: Mapping[str, int],
         host: Host,
     ) -> None:
@@ -63,6 +65,7 @@ class Router:
         self._loop = loop
         self._frontend = frontend
         self._codec = codec
+        self._answers = answers
         self._author = author
         self._ports = ports
         self._host = host
@@ -107,7 +110,8 @@ class Router:
         if self._link is None:
             return
         # What it said before it died still counts.
-        self._read_inner_iopub()
+        while self._link.sockets.iopub.poll(0):
+            self._read_inner_iopub()
         self._read_inner_shell()
         for socket in ("control", "stdin", "iopub", "shell"):
             self._loop.forget(getattr(self._link.sockets, socket))
@@ -127,9 +131,9 @@ class Router:
         failed_lanes = set()
         for request in self._cells.take_waiting():
             if request.is_cell and request.lane_id in failed_lanes:
-                self._abort(request)
+                self._answers.abort(request)
                 continue
-            self._refuse_request(request, error)
+            self._answers.refuse(request, error)
             if request.is_cell and request.stop_on_error:
                 failed_lanes.add(request.lane_id)
 
@@ -157,7 +161,7 @@ class Router:
         elif self._failure is not None:
             self._admit_without_sandbox(request)
         elif request.msg_type == "interrupt_request":
-            self._answer(request, {"status": "ok"})
+            self._answers.answer(request, {"status": "ok"})
         elif request.msg_type not in OVERTAKING:
             self._cells.hold(request)
 
@@ -171,14 +175,14 @@ class Router:
             self._cells.hold(request)
             self._loop.call_later(0, self._host.revive)
         else:
-            self._refuse_request(request, error)
+            self._answers.refuse(request, error)
 
     def _read_frontend_stdin(self) -> None:
         for message in self._read(self._frontend.stdin, self._codec):
             if self._link is None or not self._cells.in_flight:
                 self._drop("input_reply without a running cell")
             else:
-                self._send(self._link.sockets.stdin, self._link.codec, message, message.idents)
+                self._send_in(self._link.sockets.stdin, message)
 
     def _read_subscriptions(self) -> None:
         for frames in self._frames(self._frontend.iopub):
@@ -186,8 +190,7 @@ class Router:
             if event[:1] != b"\x01":
                 continue
             topic = event[1:].decode("utf-8", "replace")
-            welcome = self._author.message("iopub_welcome", {"subscription": topic})
-            self._publish(welcome, [event[1:]] if topic else [])
+            self._answers.welcome(topic)
 
     def _read_heartbeat(self) -> None:
         for frames in self._frames(self._frontend.hb):
@@ -197,85 +200,19 @@ class Router:
 
     def _connect_request(self, request: Request) -> None:
         ports = {f"{channel}_port": port for channel, port in self._ports.items()}
-        self._answer(request, {**ports, "status": "ok"})
+        self._answers.answer(request, {**ports, "status": "ok"})
 
     def _usage_request(self, request: Request) -> None:
-        self._answer(request, self._host.usage())
-
-    def publish_status(self, state: str, parent: Message | None = None) -> None:
-        self._publish_made("status", {"execution_state": state}, parent)
-
-    def send_reply(
-        self,
-        request: Request,
-        content: Mapping[str, Any],
-        metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        reply = self._author.message(request.reply_type, content, request.message, metadata)
-        self._reply(request, reply)
-
-    def publish_shutdown_reply(self, request: Request, content: Mapping[str, Any]) -> None:
-        self._publish_made("shutdown_reply", content, request.message)
-
-    def _answer(self, request: Request, content: Mapping[str, Any]) -> None:
-        self.publish_status("busy", request.message)
-        self.send_reply(request, content)
-        self.publish_status("idle", request.message)
-
-    def _abort(self, request: Request) -> None:
-        self.publish_status("busy", request.message)
-        self.send_reply(request, {"status": "aborted"}, self._cell_metadata("aborted"))
-        self.publish_status("idle", request.message)
-
-    def _cell_metadata(self, status: str) -> dict[str, Any]:
-        """Metadata of a cell's reply with the keys that ipykernel gives it."""
-        return {
-            "started": timestamp(),
-            "dependencies_met": True,
-            "engine": self._author.session,
-            "status": status,
-        }
-
-    def _refuse_request(self, request: Request, error: SandboxError) -> None:
-        if request.is_cell:
-            cell = RunningCell(request, execution_count=0)
-            self.publish_status("busy", request.message)
-            if not request.silent:
-                code = request.message.content["code"]
-                self._publish_made(
-                    "execute_input", {"code": code, "execution_count": 0}, request.message
-                )
-            self._publish_error(cell, error)
-        elif request.msg_type == "kernel_info_request":
-            # The frontend must come up, or nobody would see the reason.
-            self._answer(request, unavailable_kernel_info(error))
-        elif request.expects_reply:
-            self._answer(request, error_content(error))
+        self._answers.answer(request, self._host.usage())
 
     def _fail_cell(self, cell: RunningCell, error: SandboxError) -> None:
         if not cell.reply_seen:
             self._abort_behind(cell)
-        self._publish_error(cell, error)
+        if cell.execution_count is None:
+            # The inner kernel died before its execute_input got here.
+            cell.execution_count = self._execution_count + (not cell.request.silent)
+        self._answers.fail(cell, error)
         self._finish(cell)
-
-    def _publish_error(self, cell: RunningCell, error: SandboxError) -> None:
-        request, content = cell.request, error_content(error)
-        if not cell.idle_seen:
-            shown = {key: content[key] for key in ("ename", "evalue", "traceback")}
-            self._publish_made("error", shown, request.message)
-        if not cell.reply_seen:
-            count = cell.execution_count
-            if count is None:
-                # The inner kernel died before its execute_input got here.
-                count = self._execution_count + (not request.silent)
-            extra = {
-                "execution_count": count,
-                "user_expressions": {},
-                "payload": [],
-            }
-            self.send_reply(request, content | extra, self._cell_metadata("error"))
-        if not cell.idle_seen:
-            self.publish_status("idle", request.message)
 
     # -- to the inner kernel ---------------------------------------------------------------------
 
@@ -284,18 +221,22 @@ class Router:
         assert link is not None
         if request.is_cell and self._notice is not None:
             text, self._notice = f"{self._notice}\n", None
-            self._publish_made("stream", {"name": "stderr", "text": text}, request.message)
+            self._answers.publish("stream", {"name": "stderr", "text": text}, request.message)
         if request.expects_reply:
             self._outstanding[request.msg_id] = request
             if len(self._outstanding) > MAX_OUTSTANDING:
                 self._outstanding.popitem(last=False)
         by_control = request.channel == "control" and not request.is_cell
-        socket = link.sockets.control if by_control else link.sockets.shell
+        self._send_in(link.sockets.control if by_control else link.sockets.shell, request.message)
+
+    def _send_in(self, socket: zmq.Socket[bytes], message: Message) -> None:
+        assert self._link is not None
+        frames = self._link.codec.write(message, message.idents)
         try:
-            self._send(socket, link.codec, request.message, request.message.idents)
+            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             # Nobody is connected any more: the sandbox is ending, and `detach` answers this.
-            self._drop("request to an inner kernel that hung up")
+            self._drop("message to an inner kernel that hung up")
 
     # -- from the inner kernel, hostile ----------------------------------------------------------
 
@@ -332,7 +273,7 @@ class Router:
         cell = self._cells.running(request.msg_id)
         if cell is not None and message.content.get("status") == "error":
             self._abort_behind(cell)
-        self._reply(request, message)
+        self._answers.forward_reply(request, message)
         if cell is not None:
             cell.reply_seen = True
             if cell.over:
@@ -346,8 +287,7 @@ class Router:
             if message.msg_type != "input_request" or cell is None or not cell.request.allow_stdin:
                 self._drop("input_request without a cell that allows stdin")
                 continue
-            idents = cell.request.message.idents
-            self._send(self._frontend.stdin, self._codec, message, idents)
+            self._answers.forward_prompt(cell.request, message)
 
     def _read_inner_iopub(self) -> None:
         if self._link is None:
@@ -361,7 +301,7 @@ class Router:
                 if self._start_announced:
                     continue
                 self._start_announced = True
-            self._publish(message, message.idents)
+            self._answers.forward_output(message)
             cell = self._cells.running(message.parent_id)
             if cell is None:
                 continue
@@ -393,7 +333,7 @@ class Router:
     def _finish(self, cell: RunningCell) -> None:
         self._cells.finish(cell)
         for request in cell.aborted:
-            self._abort(request)
+            self._answers.abort(request)
         if self._link is not None:
             for request in self._cells.release():
                 self._forward(request)
@@ -426,58 +366,3 @@ class Router:
                 yield message
             else:
                 self._drop("foreign session")
-
-    def _reply(self, request: Request, reply: Message) -> None:
-        socket = self._frontend.control if request.channel == "control" else self._frontend.shell
-        self._send(socket, self._codec, reply, request.message.idents)
-
-    def _publish_made(
-        self, msg_type: str, content: Mapping[str, Any], parent: Message | None
-    ) -> None:
-        topic = f"kernel.{self._author.session}.{msg_type}".encode()
-        self._publish(self._author.message(msg_type, content, parent), [topic])
-
-    def _publish(self, message: Message, topics: list[bytes] | tuple[bytes, ...]) -> None:
-        self._send(self._frontend.iopub, self._codec, message, topics)
-
-    @staticmethod
-    def _send(
-        socket: zmq.Socket[bytes],
-        codec: Codec,
-        message: Message,
-        idents: list[bytes] | tuple[bytes, ...],
-    ) -> None:
-        socket.send_multipart(codec.write(message, idents), zmq.NOBLOCK, copy=False)
-
-
-def error_content(error: SandboxError) -> dict[str, Any]:
-    return {
-        "status": "error",
-        "ename": error.ename,
-        "evalue": str(error),
-        "traceback": error.traceback(),
-    }
-
-
-def unavailable_kernel_info(error: SandboxError) -> dict[str, Any]:
-    """A ``kernel_info_reply`` for a kernel whose sandbox cannot start: enough for a frontend."""
-    import platform
-
-    return {
-        "status": "ok",
-        "protocol_version": "5.5",
-        "implementation": "sandbox-kernel",
-        "implementation_version": "0.1.0",
-        "language_info": {
-            "name": "python",
-            "version": platform.python_version(),
-            "mimetype": "text/x-python",
-            "file_extension": ".py",
-            "pygments_lexer": "ipython3",
-            "codemirror_mode": {"name": "ipython", "version": 3},
-            "nbconvert_exporter": "python",
-        },
-        "banner": f"{error.ename}: {error}",
-        "help_links": [],
-        "supported_features": [],
-    }

@@ -15,6 +15,7 @@ from sandbox_kernel.errors import SandboxLost, SandboxUnavailable
 from sandbox_kernel.isolation.start import StartedSandbox
 from sandbox_kernel.limits.meter import Meter
 from sandbox_kernel.log import log
+from sandbox_kernel.relay.answers import Answers
 from sandbox_kernel.relay.cells import Request
 from sandbox_kernel.relay.connection import ConnectionInfo
 from sandbox_kernel.relay.frontend import FrontendSockets
@@ -58,8 +59,10 @@ class Wrapper:
         self._meter = Meter()
         self._inner: Inner | None = None
         self._stopping = False
+        codec = Codec(info.signer)
+        self._answers = Answers(self._frontend, codec, author)
         self._router = Router(
-            self._loop, self._frontend, Codec(info.signer), author, info.ports, host=self
+            self._loop, self._frontend, codec, author, self._answers, info.ports, host=self
         )
 
     def run(self, first: StartedSandbox | SandboxUnavailable) -> None:
@@ -83,10 +86,10 @@ class Wrapper:
 
     def shutdown(self, request: Request) -> None:
         content = {"status": "ok", "restart": bool(request.message.content.get("restart", False))}
-        self._router.publish_status("busy", request.message)
-        self._router.send_reply(request, content)
-        self._router.publish_shutdown_reply(request, content)
-        self._router.publish_status("idle", request.message)
+        self._answers.status("busy", request.message)
+        self._answers.reply(request, content)
+        self._answers.publish("shutdown_reply", content, request.message)
+        self._answers.status("idle", request.message)
         self._stopping = True
         inner = self._inner
         if inner is None or not inner.serving:

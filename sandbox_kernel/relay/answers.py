@@ -1,0 +1,149 @@
+"""Everything the frontend hears: what is passed on to it, and what the wrapper says itself."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import zmq
+
+from sandbox_kernel import __version__
+from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.relay.cells import Request, RunningCell
+from sandbox_kernel.relay.frontend import FrontendSockets
+from sandbox_kernel.relay.wire import Author, Codec, Message, timestamp
+
+
+class Answers:
+    """The way to the frontend. A full queue of a slow client drops; nothing here blocks or raises."""
+
+    def __init__(self, frontend: FrontendSockets, codec: Codec, author: Author) -> None:
+        self._frontend = frontend
+        self._codec = codec
+        self._author = author
+
+    # -- passed on ---------------------------------------------------------------------------------
+
+    def forward_output(self, message: Message) -> None:
+        self._send(self._frontend.iopub, message, message.idents)
+
+    def forward_reply(self, request: Request, reply: Message) -> None:
+        """To where the request came from, whatever the inner kernel says."""
+        socket = self._frontend.control if request.channel == "control" else self._frontend.shell
+        self._send(socket, reply, request.message.idents)
+
+    def forward_prompt(self, request: Request, prompt: Message) -> None:
+        self._send(self._frontend.stdin, prompt, request.message.idents)
+
+    # -- said by the wrapper -----------------------------------------------------------------------
+
+    def publish(
+        self, msg_type: str, content: Mapping[str, Any], parent: Message | None = None
+    ) -> None:
+        message = self._author.message(msg_type, content, parent)
+        self._send(self._frontend.iopub, message, [self._topic(msg_type)])
+
+    def status(self, state: str, parent: Message | None = None) -> None:
+        self.publish("status", {"execution_state": state}, parent)
+
+    def welcome(self, subscription: str) -> None:
+        message = self._author.message("iopub_welcome", {"subscription": subscription})
+        topics = [subscription.encode()] if subscription else []
+        self._send(self._frontend.iopub, message, topics)
+
+    def reply(
+        self,
+        request: Request,
+        content: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        message = self._author.message(request.reply_type, content, request.message, metadata)
+        self.forward_reply(request, message)
+
+    def answer(self, request: Request, content: Mapping[str, Any]) -> None:
+        """A reply between the busy and the idle that clients wait for."""
+        self.status("busy", request.message)
+        self.reply(request, content)
+        self.status("idle", request.message)
+
+    def abort(self, request: Request) -> None:
+        self.status("busy", request.message)
+        self.reply(request, {"status": "aborted"}, self._cell_metadata("aborted"))
+        self.status("idle", request.message)
+
+    def refuse(self, request: Request, error: SandboxError) -> None:
+        """Answer a request for which there is no sandbox."""
+        if request.is_cell:
+            self.status("busy", request.message)
+            if not request.silent:
+                shown = {"code": request.message.content["code"], "execution_count": 0}
+                self.publish("execute_input", shown, request.message)
+            self.fail(RunningCell(request, execution_count=0), error)
+        elif request.msg_type == "kernel_info_request":
+            # The frontend must come up, or nobody would see the reason.
+            self.answer(request, unavailable_kernel_info(error))
+        elif request.expects_reply:
+            self.answer(request, error_content(error))
+
+    def fail(self, cell: RunningCell, error: SandboxError) -> None:
+        """End a cell with an error; what it was told already is not said again."""
+        request, content = cell.request, error_content(error)
+        if not cell.idle_seen:
+            shown = {key: content[key] for key in ("ename", "evalue", "traceback")}
+            self.publish("error", shown, request.message)
+        if not cell.reply_seen:
+            rest: dict[str, Any] = {
+                "execution_count": cell.execution_count,
+                "user_expressions": {},
+                "payload": [],
+            }
+            self.reply(request, content | rest, self._cell_metadata("error"))
+        if not cell.idle_seen:
+            self.status("idle", request.message)
+
+    def _cell_metadata(self, status: str) -> dict[str, Any]:
+        """Metadata of a cell's reply with the keys that ipykernel gives it."""
+        return {
+            "started": timestamp(),
+            "dependencies_met": True,
+            "engine": self._author.session,
+            "status": status,
+        }
+
+    def _topic(self, msg_type: str) -> bytes:
+        return f"kernel.{self._author.session}.{msg_type}".encode()
+
+    def _send(self, socket: zmq.Socket[bytes], message: Message, idents: Sequence[bytes]) -> None:
+        socket.send_multipart(self._codec.write(message, idents), zmq.NOBLOCK, copy=False)
+
+
+def error_content(error: SandboxError) -> dict[str, Any]:
+    return {
+        "status": "error",
+        "ename": error.ename,
+        "evalue": str(error),
+        "traceback": error.traceback(),
+    }
+
+
+def unavailable_kernel_info(error: SandboxError) -> dict[str, Any]:
+    """A ``kernel_info_reply`` for a kernel whose sandbox cannot start: enough for a frontend."""
+    return {
+        "status": "ok",
+        "protocol_version": "5.5",
+        "implementation": "sandbox-kernel",
+        "implementation_version": __version__,
+        "language_info": {
+            "name": "python",
+            "version": platform.python_version(),
+            "mimetype": "text/x-python",
+            "file_extension": ".py",
+            "pygments_lexer": "ipython3",
+            "codemirror_mode": {"name": "ipython", "version": 3},
+            "nbconvert_exporter": "python",
+        },
+        "banner": f"{error.ename}: {error}",
+        "help_links": [],
+        "supported_features": [],
+    }
