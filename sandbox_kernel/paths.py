@@ -16,7 +16,7 @@ def state_home() -> Path:
     if chosen:
         return Path(chosen).absolute()
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "sandbox-kernel"
+    return Path(base).absolute() / "sandbox-kernel"
 
 
 def policies_directory() -> Path:

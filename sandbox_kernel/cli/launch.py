@@ -37,19 +37,35 @@ class Launcher:
         self.session = os.urandom(16).hex()
         self._connection_file = connection_file
         self._argv = argv
+        self._spec: SandboxSpec | None = None
         self._run_directory: RunDirectory | None = None
 
     def start(self) -> StartedSandbox:
         """A new sandbox; raises ``SandboxUnavailable``."""
-        if self._run_directory is None:
-            self._run_directory = RunDirectory(state_home())
-        spec = SandboxSpec(
-            working_directory=Path.cwd(),
+        try:
+            if self._spec is None:
+                self._spec = self._make_spec()
+            if self._run_directory is None:
+                self._run_directory = RunDirectory(state_home())
+            sandbox = ProcessSandbox(self._spec)
+            return start_sandbox(sandbox, self._run_directory, self.session, self._argv)
+        except OSError as error:
+            what = f"A sandbox cannot be prepared: {error}."
+            hint = "See that the notebook's folder exists and the disk is not full; run the cell again."
+            raise SandboxUnavailable(what, hint=hint) from error
+
+    def _make_spec(self) -> SandboxSpec:
+        working_directory = Path.cwd()
+        secrets = [state_home(), self._connection_file]
+        runtime = self._connection_file.parent
+        if not working_directory.is_relative_to(runtime.resolve()):
+            secrets.append(runtime)  # other kernels' connection files
+        return SandboxSpec(
+            working_directory=working_directory,
+            working_descriptor=os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC),
             python=Path(sys.executable),
-            secrets=(state_home(), self._connection_file),
+            secrets=tuple(secrets),
         )
-        sandbox = ProcessSandbox(spec)
-        return start_sandbox(sandbox, self._run_directory, self.session, self._argv)
 
     def close(self) -> None:
         if self._run_directory is not None:
@@ -60,6 +76,9 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) < 2 or argv[0] != "-f":
         print(USAGE, file=sys.stderr)
         return 2
+    # What is put in the run directory is read by another user where root started the kernel; the
+    # directory above it is for the owner alone.
+    os.umask(0o022)
     connection_file, extra = Path(argv[1]).absolute(), argv[2:]
     for option in extra:
         if not PASSED_ON.match(option):

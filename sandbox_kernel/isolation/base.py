@@ -29,6 +29,8 @@ class SandboxSpec:
     """What a sandbox is asked to run."""
 
     working_directory: Path
+    # The same folder, held open since the start: its name may lead elsewhere by now.
+    working_descriptor: int
     python: Path
     # Files that must not be seen inside even where a visible directory holds them.
     secrets: tuple[Path, ...] = ()

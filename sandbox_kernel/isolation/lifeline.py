@@ -75,6 +75,7 @@ def describe_wait_status(status: int) -> str:
     """``waitpid``'s status in words."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
-        return f"its kernel process was killed by {name}"
+        # Real-time signals have numbers only.
+        names = {member.value: member.name for member in signal.Signals}
+        return f"its kernel process was killed by {names.get(number, f'signal {number}')}"
     return f"its kernel process exited with status {os.WEXITSTATUS(status)}"

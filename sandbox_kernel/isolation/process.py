@@ -35,7 +35,8 @@ class ProcessSandbox(Sandbox):
 
     def __init__(self, spec: SandboxSpec) -> None:
         bwrap = shutil.which("bwrap")
-        if bwrap is None:
+        # A relative entry of PATH would find one in the notebook's folder.
+        if bwrap is None or not Path(bwrap).is_absolute():
             raise probe.bwrap_missing()
         self._bwrap = bwrap
         self._spec = spec
@@ -114,7 +115,12 @@ class ProcessSandbox(Sandbox):
         stack.callback(os.close, namespace)
         views = []
         for number, path in enumerate((run_directory, *self._view.read_only)):
-            held = descent.take_hold(path, str(number))
+            source = path
+            if path == self._spec.working_directory:
+                # By descriptor: whoever owns the folder's parent could swap it for another one,
+                # which root would then show.
+                source = Path(f"/proc/self/fd/{self._spec.working_descriptor}")
+            held = descent.take_hold(source, str(number))
             stack.callback(held.close)
             views.append(held)
             self._sources[path] = held.place

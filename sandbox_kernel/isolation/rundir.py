@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sandbox_kernel.errors import SandboxUnavailable
@@ -11,23 +14,28 @@ from sandbox_kernel.isolation.guardian import Guardian
 
 
 class RunDirectory:
-    """``<home>/run/<pid>-<start time>``, mode 0700, with one subdirectory per sandbox."""
+    """``<home>/run/<pid>-<random>``, mode 0700, with one subdirectory per sandbox.
+
+    Its wrapper holds a lock on it. So a directory that can be locked is abandoned (a power cut, say),
+    and a pid, which means nothing on another host or in another namespace, decides nothing.
+    """
 
     def __init__(self, home: Path) -> None:
         parent = home / "run"
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             parent.chmod(0o700)
-            _remove_abandoned(parent)
-            self.path = parent / f"{os.getpid()}-{start_time(os.getpid())}"
-            self.path.mkdir(mode=0o700)
+            with _locked(parent):
+                _remove_abandoned(parent)
+                self.path = parent / f"{os.getpid()}-{os.urandom(4).hex()}"
+                self.path.mkdir(mode=0o700)
+                # Held open for the wrapper's life: the lock, and see `short`.
+                self._descriptor = _lock(self.path)
         except OSError as error:
             what = f"The run directory under {parent} cannot be made: {error.strerror}."
             hint = "Make it writable, or set SANDBOX_KERNEL_HOME to a directory that is."
             raise SandboxUnavailable(what, hint=hint) from error
         self._guardian = Guardian(self.path)
-        # Held open for the wrapper's life: see `short`.
-        self._descriptor = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
         self._generation = 0
 
     def new_generation(self) -> Path:
@@ -48,22 +56,31 @@ class RunDirectory:
         self._guardian.close()
 
 
-def start_time(pid: int) -> int:
-    """When process ``pid`` started, in clock ticks: with the pid it names a process for good."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = _lock(directory)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(directory: Path, flags: int = 0) -> int:
+    """A descriptor that holds the directory's lock until it is closed."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Clear what a power cut left: a directory whose wrapper is no more."""
     for path in parent.iterdir():
-        pid, _, started = path.name.partition("-")
-        if pid.isdecimal() and started.isdecimal() and not _is_running(int(pid), int(started)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_running(pid: int, started: int) -> bool:
-    try:
-        return start_time(pid) == started
-    except FileNotFoundError:
-        return False
+        try:
+            descriptor = _lock(path, fcntl.LOCK_NB)
+        except OSError:
+            continue  # in use, or being removed
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)

@@ -32,6 +32,7 @@ class StartedSandbox:
     def close(self) -> None:
         self.sandbox.kill()
         self.lifeline.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def start_sandbox(

@@ -75,7 +75,13 @@ def plan_view(
     homes: Collection[Path],
     environ: Mapping[str, str],
 ) -> View:
-    """Decide what is visible. ``secrets`` are files or directories hidden wherever they would show."""
+    """Decide what is visible.
+
+    ``secrets`` are files or directories hidden wherever they would show, ``homes`` folders that hold
+    some; both are known by every name that leads to them.
+    """
+    homes = _all_names(homes)
+    secrets = _all_names(secrets)
     notes: list[str] = []
     visible: list[Path] = []
     for path in _python_directories(environ):
@@ -83,10 +89,18 @@ def plan_view(
             notes.append(f"{path} is on the Python path but holds more than packages: not visible")
         elif path.exists():
             visible.append(path)
-    visible += _working_directory(working_directory, homes, notes)
+    if any(working_directory.is_relative_to(secret) for secret in secrets):
+        notes.append(f"the working directory {working_directory} holds the kernel's secrets: empty")
+    else:
+        visible += _working_directory(working_directory, homes, notes)
     visible = _without_nested(visible)
     hidden = [path for path in secrets if any(path.is_relative_to(root) for root in visible)]
     return View(tuple(visible), tuple(hidden), tuple(notes))
+
+
+def _all_names(paths: Iterable[Path]) -> list[Path]:
+    """Each path as it was given and as it resolves: a home folder may be a symlink."""
+    return list(dict.fromkeys(name for path in paths for name in (path, path.resolve())))
 
 
 def _python_directories(environ: Mapping[str, str]) -> list[Path]:
@@ -112,7 +126,10 @@ def _working_directory(path: Path, homes: Collection[Path], notes: list[str]) ->
         return [
             entry
             for entry in path.iterdir()
-            if not entry.name.startswith(".") and (entry.is_dir() or entry.is_file())
+            # A symlink would show its target, wherever that is.
+            if not entry.name.startswith(".")
+            and not entry.is_symlink()
+            and (entry.is_dir() or entry.is_file())
         ]
     if _is_private(path, homes):
         notes.append(
@@ -124,7 +141,7 @@ def _working_directory(path: Path, homes: Collection[Path], notes: list[str]) ->
 
 def _is_private(path: Path, homes: Collection[Path]) -> bool:
     """Whether showing ``path`` whole would show other people's files or the user's secrets."""
-    if any(home.is_relative_to(path) for home in homes):
+    if path == Path("/home") or any(home.is_relative_to(path) for home in homes):
         return True
     if any(path.is_relative_to(root) for root in SYSTEM_STATE):
         return True

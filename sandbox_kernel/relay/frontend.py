@@ -10,8 +10,6 @@ from sandbox_kernel.relay.connection import ConnectionFileError, ConnectionInfo
 class FrontendSockets:
     """The five bound sockets. Heartbeats are echoed here: a stalled sandbox is not a dead kernel."""
 
-    # A slow subscriber loses messages beyond this, as with ipykernel (whose limit is 1,000).
-    IOPUB_HIGH_WATER_MARK = 10_000
     LINGER_MILLISECONDS = 1_000
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], info: ConnectionInfo) -> None:
@@ -33,7 +31,6 @@ class FrontendSockets:
         else:
             # Every subscription is announced, so that each new client gets its iopub_welcome.
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-            socket.setsockopt(zmq.SNDHWM, self.IOPUB_HIGH_WATER_MARK)
         if self._info.curve_secretkey is not None:
             socket.curve_secretkey = self._info.curve_secretkey
             socket.curve_publickey = self._info.curve_publickey

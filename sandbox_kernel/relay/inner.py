@@ -23,11 +23,7 @@ QUEUED_MESSAGES: Final = 64
 
 
 class InnerSockets:
-    """Bound sockets of one sandbox; a replacement gets new ones, so nothing stale can arrive.
-
-    ``directory`` must stay valid until the context is terminated: libzmq unlinks the socket files
-    when it gets round to closing them.
-    """
+    """Bound sockets of one sandbox; a replacement gets new ones, so nothing stale can arrive."""
 
     def __init__(
         self,
@@ -42,19 +38,44 @@ class InnerSockets:
         # full; what piles up then piles up inside the sandbox, on its own bill.
         self.iopub = context.socket(zmq.PULL)
         self.shell.identity = WRAPPER_IDENTITY
-        for channel, port in PORTS.items():
-            socket: zmq.Socket[bytes] = getattr(self, channel)
-            socket.linger = 0
-            socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-            socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
-            # Requests wait here while the inner kernel is busy: they are the frontend's, trusted.
-            socket.setsockopt(zmq.SNDHWM, 0)
-            path = directory / f"{SOCKET_PREFIX}-{port}"
-            socket.bind(f"ipc://{path}")
-            path.chmod(0o600)
-            if owner is not None:
-                os.chown(path, *owner)
+        self.monitors: list[zmq.Socket[bytes]] = []
+        self._paths = [directory / f"{SOCKET_PREFIX}-{port}" for port in PORTS.values()]
+        try:
+            for channel, path in zip(PORTS, self._paths, strict=True):
+                self._bind(getattr(self, channel), path, owner)
+        except (zmq.ZMQError, OSError):
+            self.close()
+            raise
+        # Each tells when its one peer hangs up.
+        self.monitors = [
+            getattr(self, channel).get_monitor_socket(zmq.EVENT_DISCONNECTED) for channel in PORTS
+        ]
+
+    @staticmethod
+    def _bind(socket: zmq.Socket[bytes], path: Path, owner: tuple[int, int] | None) -> None:
+        socket.linger = 0
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+        # Requests wait here while the inner kernel is busy: they are the frontend's, trusted.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(f"ipc://{path}")
+        path.chmod(0o600)
+        if owner is not None:
+            os.chown(path, *owner)
+
+    def take_nobody_else(self) -> None:
+        """The inner kernel is connected: cells must find no socket to connect to.
+
+        A second peer would get a share of the requests, and enough of them use up descriptors, at
+        which libzmq aborts the process.
+        """
+        for path in self._paths:
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         for channel in PORTS:
-            getattr(self, channel).close()
+            socket: zmq.Socket[bytes] = getattr(self, channel)
+            socket.disable_monitor()
+            socket.close()
+        for monitor in self.monitors:
+            monitor.close(linger=0)

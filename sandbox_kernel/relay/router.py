@@ -8,6 +8,7 @@ What does not fit is dropped and counted, never raised.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,11 +25,15 @@ from sandbox_kernel.relay.inner import InnerSockets
 from sandbox_kernel.relay.loop import Loop
 from sandbox_kernel.relay.wire import Author, Codec, Message, WireError
 
-MAX_OUTSTANDING: Final = 4096
+MAX_OUTSTANDING: Final = 1 << 16
 # One source may not starve the others: control stays responsive in a flood of output.
-MESSAGES_PER_TURN: Final = 200
+TURN_SECONDS: Final = 0.02
 # ipykernel sends an idle but no reply when its handler fails; the reply, if any, is right behind.
 REPLY_GRACE_SECONDS: Final = 1.0
+
+
+# Cells of one "Run all" come within this time.
+BURST_SECONDS: Final = 0.1
 
 
 class Host(Protocol):
@@ -74,6 +79,7 @@ class Router:
         self._notice: str | None = None
         self._start_announced = False
         self._execution_count = 0
+        self._asked_again: set[str] = set()
         self._cells = Cells()
         self._outstanding: OrderedDict[str, Request] = OrderedDict()
         self._shell_answers: dict[str, Callable[[Request], None]] = {
@@ -123,7 +129,13 @@ class Router:
             self._fail_cell(cell, error)
         if not in_flight:
             self._notice = str(error)
-        self._cells.put_back(request for request in lost if not request.is_cell)
+        # Once more, but not for ever: it may be what ended the sandbox.
+        again = [r for r in lost if not r.is_cell and r.msg_id not in self._asked_again]
+        for request in lost:
+            if not request.is_cell and request.msg_id in self._asked_again:
+                self._answers.refuse(request, error)
+        self._asked_again = {request.msg_id for request in again}
+        self._cells.put_back(again)
 
     def refuse(self, error: SandboxError) -> None:
         """There is no sandbox to be had: say so to everything that waits and that still comes."""
@@ -149,7 +161,9 @@ class Router:
 
     def _admit(self, request: Request, answers: Mapping[str, Callable[[Request], None]]) -> None:
         answer = answers.get(request.msg_type)
-        if answer is not None:
+        if self._cells.running(request.msg_id) is not None:
+            self._drop("msg_id of a running cell used again")
+        elif answer is not None:
             answer(request)
         elif self._link is not None:
             if request.channel == "control" and not request.is_cell:
@@ -173,7 +187,7 @@ class Router:
             # once, so that the cells of a "Run all" that came with it share its fate.
             self._failure = None
             self._cells.hold(request)
-            self._loop.call_later(0, self._host.revive)
+            self._loop.call_later(BURST_SECONDS, self._host.revive)
         else:
             self._answers.refuse(request, error)
 
@@ -235,16 +249,16 @@ class Router:
         try:
             socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            # Nobody is connected any more: the sandbox is ending, and `detach` answers this.
+            # Nobody is connected any more: the wrapper has heard of it too, and `detach` answers.
             self._drop("message to an inner kernel that hung up")
 
     # -- from the inner kernel, hostile ----------------------------------------------------------
 
     def _read_inner_shell(self) -> None:
         if self._link is not None:
+            # Outputs before replies, as the inner kernel made them.
+            self._read_inner_iopub()
             for message in self._read_hostile(self._link.sockets.shell):
-                # Outputs before the reply, as the inner kernel made them.
-                self._read_inner_iopub()
                 self._take_reply(message, "shell")
 
     def _read_inner_control(self) -> None:
@@ -271,7 +285,7 @@ class Router:
             assert self._link.kernel_info is not None
             message = message.with_content(self._link.kernel_info)
         cell = self._cells.running(request.msg_id)
-        if cell is not None and message.content.get("status") == "error":
+        if cell is not None and message.outline.failed:
             self._abort_behind(cell)
         self._answers.forward_reply(request, message)
         if cell is not None:
@@ -295,7 +309,7 @@ class Router:
         for message in self._read_hostile(self._link.sockets.iopub):
             if self._author.made(message.parent_id):
                 continue  # about a request of the wrapper's own
-            if message.content.get("execution_state") == "starting":
+            if message.outline.is_state("starting"):
                 # The frontend's kernel starts once, however often its sandbox does: JupyterLab
                 # sends nothing to a kernel that it takes for starting.
                 if self._start_announced:
@@ -306,10 +320,9 @@ class Router:
             if cell is None:
                 continue
             if message.msg_type == "execute_input":
-                count = message.content.get("execution_count")
-                if isinstance(count, int):
-                    cell.execution_count = self._execution_count = count
-            elif message.content.get("execution_state") == "idle" and message.msg_type == "status":
+                if message.outline.count is not None:
+                    cell.execution_count = self._execution_count = message.outline.count
+            elif message.msg_type == "status" and message.outline.is_state("idle"):
                 cell.idle_seen = True
                 if cell.over:
                     self._finish(cell)
@@ -319,7 +332,6 @@ class Router:
     def _without_reply(self, cell: RunningCell) -> Callable[[], None]:
         def give_up_waiting() -> None:
             if self._cells.running(cell.request.msg_id) is cell and not cell.reply_seen:
-                self._outstanding.pop(cell.request.msg_id, None)
                 self._finish(cell)
 
         return give_up_waiting
@@ -343,7 +355,8 @@ class Router:
     @staticmethod
     def _frames(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
         # One at a time: a batch of large frames would stand in memory all at once.
-        for _ in range(MESSAGES_PER_TURN):
+        end_of_turn = time.monotonic() + TURN_SECONDS
+        while time.monotonic() < end_of_turn:
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

@@ -13,10 +13,13 @@ import itertools
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
 
 DELIMITER: Final = b"<IDS|MSG>"
 PROTOCOL_VERSION: Final = "5.4"
@@ -24,7 +27,6 @@ PROTOCOL_VERSION: Final = "5.4"
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_IDENTS: Final = 8
 MAX_BUFFERS: Final = 4096
-MAX_JSON_DEPTH: Final = 64
 REPLAY_WINDOW: Final = 1 << 14
 _JOIN_BELOW_BYTES: Final = 1 << 16
 
@@ -33,62 +35,68 @@ class WireError(Exception):
     """A message that is not well formed; its text is the reason under which the drop is counted."""
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    msg = f"JSON holds {name}, which browsers cannot parse"
-    raise WireError(msg)
+class _Object(msgspec.Struct):
+    """Any JSON object: checked to the end, nothing of it kept."""
 
 
-_decode_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
+class Outline(msgspec.Struct, frozen=True):
+    """The few values of a content that the router acts on, as raw JSON.
+
+    A content may be 64 MiB of brackets; reading it this way checks all of it and builds nothing.
+    """
+
+    status: msgspec.Raw = msgspec.Raw(b"null")
+    execution_state: msgspec.Raw = msgspec.Raw(b"null")
+    execution_count: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def failed(self) -> bool:
+        return bytes(self.status) == b'"error"'
+
+    def is_state(self, state: str) -> bool:
+        return bytes(self.execution_state) == f'"{state}"'.encode()
+
+    @property
+    def count(self) -> int | None:
+        digits = bytes(self.execution_count)
+        return int(digits) if digits.isdigit() and len(digits) < 10 else None
 
 
-def decode_object(frame: bytes) -> dict[str, Any]:
-    """The JSON object in ``frame``, at most ``MAX_JSON_DEPTH`` deep; ``WireError`` otherwise."""
+_check_object = msgspec.json.Decoder(_Object).decode
+_read_outline = msgspec.json.Decoder(Outline).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _strict(decode: Callable[[bytes], Any], frame: bytes) -> Any:
     try:
-        value = _decode_json(frame.decode("utf-8"))
+        return decode(frame)
     except RecursionError:
         msg = "JSON is nested too deeply"
         raise WireError(msg) from None
     except ValueError:
-        msg = "JSON or UTF-8 is malformed"
+        msg = "JSON is malformed"
         raise WireError(msg) from None
-    if type(value) is not dict:
-        msg = "JSON frame is not an object"
-        raise WireError(msg)
-    # Counting brackets bounds the depth from above; only few messages need the exact answer.
-    if frame.count(b"{") + frame.count(b"[") > MAX_JSON_DEPTH and _is_deep(value):
-        msg = "JSON is nested too deeply"
-        raise WireError(msg)
+
+
+def decode_object(frame: bytes) -> dict[str, Any]:
+    """The JSON object in ``frame``; ``WireError`` if it is none."""
+    value: dict[str, Any] = _strict(_decode_object, frame)
     return value
 
 
-def _is_deep(value: object) -> bool:
-    level = [value]
-    for _ in range(MAX_JSON_DEPTH):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)  # type: ignore[attr-defined]
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
 def encode_object(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
-        "utf-8", "surrogatepass"
-    )
+    # ASCII: a lone surrogate in a name or a code must not make the frame invalid.
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Message:
     """One message whose frames are well formed. Nothing is said about who made it."""
 
     idents: tuple[bytes, ...]
     header: Mapping[str, Any]
     parent_header: Mapping[str, Any]
-    content: Mapping[str, Any]
+    outline: Outline
     frames: tuple[bytes, bytes, bytes, bytes]
     buffers: tuple[bytes, ...] = ()
 
@@ -105,14 +113,14 @@ class Message:
         parent_id = self.parent_header.get("msg_id")
         return parent_id if isinstance(parent_id, str) else None
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return decode_object(self.frames[2])
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The content, decoded: for the frontend's messages, whose size is the user's own affair."""
+        return decode_object(self.frames[3])
 
     def with_content(self, content: Mapping[str, Any]) -> Message:
         header, parent, metadata, _ = self.frames
-        frames = (header, parent, metadata, encode_object(content))
-        return replace(self, content=content, frames=frames)
+        return replace(self, frames=(header, parent, metadata, encode_object(content)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +183,18 @@ class Codec:
             raise WireError(msg)
         self._refuse_replay(signature)
         header = decode_object(body[0])
-        if not isinstance(header.get("msg_id"), str) or not isinstance(header.get("msg_type"), str):
-            msg = "header lacks msg_id or msg_type"
-            raise WireError(msg)
-        decode_object(body[2])
+        for name in ("msg_id", "msg_type", "session", "version"):
+            if not isinstance(header.get(name), str):
+                msg = f"header lacks {name}"
+                raise WireError(msg)
+        _strict(_check_object, body[2])
+        content = _valid_utf8(body[3])
         return Message(
             idents=tuple(frames[:delimiter]),
             header=header,
             parent_header=decode_object(body[1]),
-            content=decode_object(body[3]),
-            frames=body,
+            outline=_strict(_read_outline, content),
+            frames=(*body[:3], content),
             buffers=buffers,
         )
 
@@ -244,7 +254,7 @@ class Author:
             idents=() if topic is None else (topic,),
             header=header,
             parent_header=parent.header if parent is not None else {},
-            content=content,
+            outline=Outline(),
             frames=(
                 encode_object(header),
                 parent_frame,
@@ -252,6 +262,15 @@ class Author:
                 encode_object(content),
             ),
         )
+
+
+def _valid_utf8(frame: bytes) -> bytes:
+    """The frame itself, or as clients would read it: Jupyter sends a file name's odd bytes raw."""
+    try:
+        frame.decode("utf-8")
+    except UnicodeDecodeError:
+        return frame.decode("utf-8", "replace").encode("utf-8")
+    return frame
 
 
 def timestamp() -> str:

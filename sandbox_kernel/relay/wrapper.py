@@ -27,6 +27,8 @@ from sandbox_kernel.relay.wire import Author, Codec, Signer, WireError
 START_SECONDS: Final = 60.0
 # The inner kernel's time for its own atexit; jupyter_client sends SIGTERM after 2.5 s.
 SHUTDOWN_SECONDS: Final = 1.0
+# How long a sandbox that ends may take from its first closed connection to its exit.
+HANG_UP_SECONDS: Final = 1.0
 CONSOLE_BYTES: Final = 16 * 1024
 
 Starter = Callable[[], StartedSandbox]
@@ -114,7 +116,13 @@ class Wrapper:
     # -- a sandbox comes up ----------------------------------------------------------------------
 
     def _watch_inner(self, started: StartedSandbox) -> None:
-        sockets = InnerSockets(self._context, started.directory, started.sandbox.owner)
+        try:
+            sockets = InnerSockets(self._context, started.directory, started.sandbox.owner)
+        except (zmq.ZMQError, OSError) as error:
+            started.close()
+            what = f"The inner kernel's sockets cannot be made: {error}."
+            self._give_up(SandboxUnavailable(what, hint="Free disk space or descriptors."))
+            return
         inner = self._inner = Inner(started, sockets)
         self._loop.watch(started.lifeline.listener_descriptor, lambda: self._accept(inner))
         self._loop.watch(started.sandbox.console_descriptor, lambda: self._read_console(inner))
@@ -154,6 +162,9 @@ class Wrapper:
         inner.deadline.cancel()
         self._loop.forget(inner.link.sockets.shell)
         self._author.version = str(reply.header.get("version", self._author.version))
+        inner.link.sockets.take_nobody_else()
+        for monitor in inner.link.sockets.monitors:
+            self._loop.watch(monitor, lambda: self._on_hang_up(inner))
         facts = inner.started.sandbox.facts
         lines = [f"Sandboxed by sandbox-kernel {__version__}: {facts.summary()}", *facts.notes]
         banner = "\n".join([*lines, str(reply.content.get("banner", ""))])
@@ -180,6 +191,16 @@ class Wrapper:
             )
         )
 
+    def _on_hang_up(self, inner: Inner) -> None:
+        """A connection is gone. Either the sandbox is ending, or a cell has broken its kernel."""
+        for monitor in inner.link.sockets.monitors:
+            self._loop.forget(monitor)
+        self._loop.call_later(HANG_UP_SECONDS, lambda: self._on_broken(inner))
+
+    def _on_broken(self, inner: Inner) -> None:
+        if self._inner is inner and not self._stopping:
+            self._lose(inner, "its kernel closed a connection or sent more than a message may hold")
+
     def _on_exit(self, inner: Inner) -> None:
         self._read_console(inner)
         console = inner.console.decode("utf-8", "replace")
@@ -191,7 +212,9 @@ class Wrapper:
             self._drop_inner()
             self._give_up(reason)
             return
-        how = inner.started.lifeline.last_words() or "nothing in it could say why"
+        self._lose(inner, inner.started.lifeline.last_words() or "nothing in it could say why")
+
+    def _lose(self, inner: Inner, how: str) -> None:
         self._router.detach(
             SandboxLost(
                 f"The sandbox ended ({how}), and the variables of this notebook are gone.",
@@ -211,6 +234,8 @@ class Wrapper:
         self._loop.forget(started.sandbox.console_descriptor)
         self._loop.forget(started.sandbox.exit_descriptor)
         self._loop.forget(sockets.shell)
+        for monitor in sockets.monitors:
+            self._loop.forget(monitor)
         if started.lifeline.listening:
             self._loop.forget(started.lifeline.listener_descriptor)
         started.close()

@@ -254,6 +254,8 @@ def sandboxed(program: bytes | None, *argv: str, stdin: str = "") -> str:
     command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
     command += ["--uid", "0", "--gid", "0", "--cap-add", "ALL", "--ro-bind", "/", "/"]
     command += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--chdir", "/tmp"]
+    for visible in (sys.base_prefix, sys.prefix, str(ROOT)):
+        command += ["--ro-bind", visible, visible]  # it may lie in the /tmp just covered
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -47,9 +48,10 @@ def mounts() -> str:
         "import os; os._exit(3)",
         "import os; os.kill(os.getpid(), 9)",
         "import ctypes; ctypes.string_at(0)",
-        "import os, signal; signal.pthread_kill(__import__('threading').main_thread().ident, 6)",
+        "import os; os.abort()",
+        "import os; os.kill(os.getpid(), 40)",
     ],
-    ids=["exits", "kills_itself", "segfaults", "aborts"],
+    ids=["exits", "kills_itself", "segfaults", "aborts", "gets_a_real_time_signal"],
 )
 def test_a_cell_that_ends_its_kernel_gets_an_error_and_the_next_one_runs(
     kernel: Kernel, how: str
@@ -126,6 +128,52 @@ def test_requests_outstanding_when_the_kernel_dies_are_answered_by_the_next(kern
     asked = client.kernel_info()
     assert kernel.reply_to(cell)["content"]["ename"] == "SandboxLost"
     assert kernel.reply_to(asked)["msg_type"] == "kernel_info_reply"
+
+
+def test_a_question_that_ends_every_kernel_is_not_asked_for_ever(
+    tmp_path: Path, kernel: Kernel
+) -> None:
+    (tmp_path / "evil.py").write_text("import os; os._exit(1)")
+    code = "from evil import "
+    reply = kernel.client.complete(code, len(code), reply=True, timeout=60)
+    assert reply["content"]["ename"] == "SandboxLost"
+    assert kernel.run("1 + 1").result == "2"
+
+
+def test_a_folder_that_is_deleted_does_not_end_the_kernel(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with running_kernel(cwd=folder) as kernel:
+        folder.rmdir()
+        assert kernel.run("import os; os._exit(1)").ename == "SandboxLost"
+        refused = kernel.run("1 + 1")
+        assert refused.status == "ok" or refused.ename == "SandboxUnavailable"
+        assert kernel.manager.is_alive()
+
+
+def test_a_strict_umask_is_no_obstacle(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with running_kernel(cwd=tmp_path) as kernel:
+            assert kernel.run("1 + 1").result == "2"
+    finally:
+        os.umask(before)
+
+
+def test_replacements_leave_nothing_in_the_wrapper(
+    kernel: Kernel, run_directories: Listing
+) -> None:
+    def descriptors() -> int:
+        return len(list(Path(f"/proc/{kernel.wrapper_pid}/fd").iterdir()))
+
+    kernel.run("import os; os._exit(1)")
+    kernel.run("1 + 1")
+    before = descriptors()
+    for _ in range(5):
+        kernel.run("import os; os._exit(1)")
+        assert kernel.run("1 + 1").result == "2"
+    assert descriptors() == before
+    assert len(list(run_directories()[0].iterdir())) == 1
 
 
 def test_restart_gives_a_fresh_sandbox(kernel: Kernel, run_directories: Listing) -> None:
@@ -238,17 +286,16 @@ def test_a_wrapper_killed_at_any_moment_leaves_nothing_behind(
 def test_what_a_power_cut_left_is_cleared_at_the_next_start(
     tmp_path: Path, state_home: Path, run_directories: Listing
 ) -> None:
-    abandoned = state_home / "run" / "999999999-1"
+    abandoned, sibling = state_home / "run" / "1-dead", state_home / "run" / "999999999-alive"
     abandoned.mkdir(parents=True)
-    sibling = state_home / "run" / f"{os.getpid()}-{_started(os.getpid())}"
     sibling.mkdir()
+    # A wrapper of another host or pid namespace: its pid says nothing here, its lock does.
+    lock = os.open(sibling, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     with running_kernel(cwd=tmp_path):
         assert abandoned not in run_directories()
         assert sibling in run_directories()
-
-
-def _started(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    os.close(lock)
 
 
 def test_a_state_directory_with_a_long_name_is_no_obstacle(

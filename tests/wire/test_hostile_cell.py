@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+import time
+from pathlib import Path
 
 import pytest
 
@@ -12,16 +13,24 @@ from tests.kernel import Kernel, Outcome
 pytestmark = pytest.mark.process
 
 FORGE = textwrap.dedent("""
-    import hashlib, hmac, json, uuid, zmq
+    import hashlib, hmac, json, threading, uuid
+    kernel = get_ipython().kernel
     connection = json.load(open("/run/sandbox/connection.json"))
     session = connection["sandbox"]["session"]
-    context = zmq.Context()
 
-    def connect(kind, port):
-        socket = context.socket(kind)
-        socket.linger = 2000
-        socket.connect(f"ipc:///run/sandbox/inner-{port}")
-        return socket
+    def on_iopub(parts):
+        done = threading.Event()
+        socket = kernel.iopub_thread.socket
+        kernel.iopub_thread.schedule(lambda: (socket.send_multipart(parts), done.set()))
+        done.wait(5)
+
+    def on_shell(parts):
+        done = threading.Event()
+        stream = kernel.shell_stream
+        kernel.shell_channel_thread.io_loop.add_callback(
+            lambda: (stream.send_multipart([b"wrapper", *parts]), done.set())
+        )
+        done.wait(5)
 
     def sign(frames):
         return hmac.new(connection["key"].encode(), b"".join(frames), hashlib.sha256).hexdigest().encode()
@@ -34,7 +43,8 @@ FORGE = textwrap.dedent("""
             body[number] = value
         return [*idents, b"<IDS|MSG>", sign(body), *body]
 
-    me = get_ipython().kernel.get_parent()["header"]
+    def me():
+        return kernel.get_parent()["header"]
 """)
 
 
@@ -54,30 +64,24 @@ def marks(outcome: Outcome) -> list[str]:
 
 def test_the_forgery_kit_works(hostile: Kernel) -> None:
     """The control: a well-formed message of the cell's own passes, as any print does."""
-    outcome = hostile.run(
-        "me = get_ipython().kernel.get_parent()['header']\n"
-        "iopub = connect(zmq.PUSH, 2)\n"
-        "iopub.send_multipart(frames('stream', {'name': 'stdout', 'text': 'FORGED'}, me))\n"
-        "iopub.close(); import time; time.sleep(0.3)"
-    )
+    outcome = hostile.run("on_iopub(frames('stream', {'name': 'stdout', 'text': 'FORGED'}, me()))")
     assert "FORGED" in marks(outcome)
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        "frames('stream', TEXT, me, session='somebody-else')",
-        "frames('stream', TEXT, me)[:-1]",
-        "frames('stream', TEXT, me)[1:]",
-        "[b'<IDS|MSG>', b'0' * 64, *frames('stream', TEXT, me)[2:]]",
-        'frames(\'stream\', TEXT, me, raw={3: b\'{"text":"FORGED","name":"stdout","x":NaN}\'})',
-        "frames('stream', TEXT, me, raw={3: b'{\"text\":\"FORGED\\xff\"}'})",
-        "frames('stream', TEXT, me, raw={3: b'{\"FORGED\":' * 3000 + b'1' + b'}' * 3000})",
-        "frames('stream', TEXT, me, raw={0: b'[]'})",
-        "frames('stream', TEXT, me, raw={2: b'7'})",
-        "frames('stream', TEXT, me, header={'msg_id': 3, 'msg_type': {}, 'session': session})",
-        "frames('stream', TEXT, me, idents=[b'x'] * 50)",
-        "[*frames('stream', TEXT, me), *[b'FORGED'] * 9000]",
+        "frames('stream', TEXT, me(), session='somebody-else')",
+        "frames('stream', TEXT, me())[:-1]",
+        "frames('stream', TEXT, me())[1:]",
+        "[b'<IDS|MSG>', b'0' * 64, *frames('stream', TEXT, me())[2:]]",
+        'frames(\'stream\', TEXT, me(), raw={3: b\'{"text":"FORGED","name":"stdout","x":NaN}\'})',
+        "frames('stream', TEXT, me(), raw={3: b'{\"FORGED\":' * 3000 + b'1' + b'}' * 3000})",
+        "frames('stream', TEXT, me(), raw={0: b'[]'})",
+        "frames('stream', TEXT, me(), raw={2: b'7'})",
+        "frames('stream', TEXT, me(), header={'msg_id': 3, 'msg_type': {}, 'session': session})",
+        "frames('stream', TEXT, me(), idents=[b'x'] * 50)",
+        "[*frames('stream', TEXT, me()), *[b'FORGED'] * 9000]",
     ],
     ids=[
         "foreign_session",
@@ -85,7 +89,6 @@ def test_the_forgery_kit_works(hostile: Kernel) -> None:
         "delimiter_missing",
         "wrong_signature",
         "nan",
-        "bad_utf8",
         "too_deep",
         "header_a_list",
         "metadata_a_number",
@@ -98,12 +101,7 @@ def test_a_malformed_message_from_inside_never_reaches_the_frontend(
     hostile: Kernel, message: str
 ) -> None:
     outcome = hostile.run(
-        "me = get_ipython().kernel.get_parent()['header']\n"
-        "TEXT = {'name': 'stdout', 'text': 'FORGED'}\n"
-        "iopub = connect(zmq.PUSH, 2)\n"
-        f"iopub.send_multipart({message})\n"
-        "iopub.close(); import time; time.sleep(0.3)\n"
-        "print('honest')"
+        f"TEXT = {{'name': 'stdout', 'text': 'FORGED'}}\non_iopub({message})\nprint('honest')"
     )
     assert outcome.status == "ok"
     shown = [m for m in outcome.messages if m["msg_type"] != "execute_input"]
@@ -114,11 +112,9 @@ def test_a_malformed_message_from_inside_never_reaches_the_frontend(
 
 def test_a_reply_to_no_request_is_dropped(hostile: Kernel) -> None:
     outcome = hostile.run(
-        "shell = connect(zmq.DEALER, 1)\n"
-        "stranger = {**me, 'msg_id': 'never-sent'}\n"
+        "stranger = {**me(), 'msg_id': 'never-sent'}\n"
         "for kind in ('execute_reply', 'kernel_info_reply', 'shutdown_reply'):\n"
-        "    shell.send_multipart(frames(kind, {'status': 'ok', 'FORGED': 1}, stranger, idents=[b'x']))\n"
-        "shell.close(); import time; time.sleep(0.3)"
+        "    on_shell(frames(kind, {'status': 'ok', 'FORGED': 1}, stranger, idents=[b'x']))"
     )
     assert outcome.status == "ok"
     assert hostile.run("1 + 1").result == "2"
@@ -126,12 +122,7 @@ def test_a_reply_to_no_request_is_dropped(hostile: Kernel) -> None:
 
 def test_a_reply_of_another_type_does_not_answer_a_request(hostile: Kernel) -> None:
     client = hostile.client
-    cell = client.execute(
-        "me = get_ipython().kernel.get_parent()['header']\n"
-        "shell = connect(zmq.DEALER, 1)\n"
-        "shell.send_multipart(frames('shutdown_reply', {'status': 'ok'}, me))\n"
-        "shell.close(); import time; time.sleep(0.3)\n"
-    )
+    cell = client.execute("on_shell(frames('shutdown_reply', {'status': 'ok'}, me()))")
     reply = hostile.reply_to(cell)
     assert reply["msg_type"] == "execute_reply"
 
@@ -150,49 +141,76 @@ def test_kernel_info_cannot_be_taught_to_lie(hostile: Kernel) -> None:
 
 def test_a_prompt_without_a_cell_that_allows_stdin_is_dropped(hostile: Kernel) -> None:
     outcome = hostile.run(
-        "me = get_ipython().kernel.get_parent()['header']\n"
-        "stdin = connect(zmq.DEALER, 3)\n"
-        "stdin.send_multipart(frames('input_request', {'prompt': 'Password:', 'password': True}, me))\n"
-        "stdin.close(); import time; time.sleep(0.3)",
+        "prompt = {'prompt': 'Password:', 'password': True}\n"
+        "kernel.stdin_socket.send_multipart(frames('input_request', prompt, me()))",
         allow_stdin=False,
     )
     assert outcome.status == "ok"
     assert not hostile.client.stdin_channel.msg_ready()
 
 
-def test_raw_garbage_and_giant_frames_leave_the_kernel_usable(hostile: Kernel) -> None:
-    outcome = hostile.run(
-        "import os, socket\n"
-        "for port in (1, 2, 3, 4):\n"
-        "    for _ in range(20):\n"
-        "        with socket.socket(socket.AF_UNIX) as raw:\n"
-        "            raw.connect(f'/run/sandbox/inner-{port}')\n"
-        "            try:\n"
-        "                raw.sendall(os.urandom(4096))\n"
-        "            except OSError:\n"
-        "                pass\n"
-        "giant = connect(zmq.PUSH, 2)\n"
-        "giant.linger = 3000\n"
-        "giant.send(bytes(80 << 20))\n"
-        "giant.close()\n"
+def test_bytes_that_are_not_utf8_arrive_as_a_client_would_read_them(hostile: Kernel) -> None:
+    """ipykernel itself sends them for file names with odd bytes."""
+    raw = """{3: b'{"name":"stdout","text":"caf\\xe9"}'}"""
+    outcome = hostile.run(f"on_iopub(frames('stream', {{}}, me(), raw={raw}))")
+    assert "caf\N{REPLACEMENT CHARACTER}" in outcome.text()
+
+
+def test_a_frame_of_brackets_does_not_keep_the_wrapper_busy(hostile: Kernel) -> None:
+    client = hostile.client
+    cell = client.execute(
+        "bomb = b'{\"a\":[' + b'[],' * 5_000_000 + b'[]]}'\n"
+        "parent = {'msg_id': 'x'}\n"
+        "for _ in range(20):\n"
+        "    on_iopub(frames('display_data', {}, parent, raw={3: bomb}))"
     )
-    assert outcome.status == "ok"
-    assert hostile.run("1 + 1").result == "2"
-    assert hostile.manager.is_alive()
+    waits = []
+    while not client.shell_channel.msg_ready():
+        message = client.session.msg("usage_request", {})
+        started = time.monotonic()
+        client.control_channel.send(message)
+        assert client.get_control_msg(timeout=10)["msg_type"] == "usage_reply"
+        waits.append(time.monotonic() - started)
+    assert hostile.reply_to(cell)["content"]["status"] == "ok"
+    assert max(waits) < 2
+    status = Path(f"/proc/{hostile.wrapper_pid}/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) << 10
+    assert peak < 700 << 20
 
 
-def test_a_second_peer_on_the_lifeline_is_not_accepted(hostile: Kernel) -> None:
+@pytest.mark.parametrize("name", ["inner-1", "inner-2", "inner-3", "inner-4", "lifeline"])
+def test_no_socket_is_left_to_connect_to(hostile: Kernel, name: str) -> None:
+    """A second peer could steal requests, thousands could use up the wrapper's descriptors."""
     outcome = hostile.run(
         "import socket\n"
         "with socket.socket(socket.AF_UNIX) as raw:\n"
-        "    raw.connect('/run/sandbox/lifeline')"
+        f"    raw.connect('/run/sandbox/{name}')"
     )
-    assert outcome.ename in ("FileNotFoundError", "ConnectionRefusedError")
+    assert outcome.ename == "FileNotFoundError"
 
 
-def test_a_cell_cannot_run_another_cells_request(hostile: Kernel) -> None:
-    """A hostile ROUTER may swallow requests; the frontend's kernel still answers on control."""
-    hostile.run("thief = connect(zmq.ROUTER, 1)")
-    message: dict[str, Any] = hostile.client.session.msg("usage_request", {})
-    hostile.client.control_channel.send(message)
-    assert hostile.client.get_control_msg(timeout=5)["msg_type"] == "usage_reply"
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "import os; [os.close(fd) for fd in sockets()]",
+        "kernel.iopub_thread.socket.send(bytes(80 << 20))",
+        "import socket; [socket.socket(fileno=os.dup(fd)).sendall(os.urandom(4096)) for fd in sockets()]",
+    ],
+    ids=["closes_its_sockets", "sends_a_giant_frame", "writes_garbage_on_them"],
+)
+def test_a_kernel_that_breaks_its_connections_is_replaced_and_the_user_told(
+    hostile: Kernel, broken: str
+) -> None:
+    hostile.run(
+        "import os, stat\n"
+        "def sockets():\n"
+        "    unix = {line.split()[6] for line in open('/proc/self/net/unix').readlines()[1:]}\n"
+        "    names = {fd: os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')\n"
+        "             if os.path.islink(f'/proc/self/fd/{fd}')}\n"
+        "    return [int(fd) for fd, name in names.items() if name[8:-1] in unix]"
+    )
+    cell = hostile.client.execute(f"{broken}\nimport time; time.sleep(600)")
+    reply = hostile.reply_to(cell)["content"]
+    assert reply["ename"] == "SandboxLost"
+    assert "closed a connection" in reply["evalue"]
+    assert hostile.run("1 + 1").result == "2"

@@ -77,3 +77,41 @@ def test_pythonpath_keeps_only_what_is_visible(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": f"{tmp_path / 'seen'}:/nowhere"}
     environment = plan_environment(environ, [tmp_path / "seen"])
     assert environment["PYTHONPATH"] == str(tmp_path / "seen")
+
+
+def test_a_home_folder_behind_a_symlink_is_still_the_home_folder(home: Path) -> None:
+    (home / ".ssh").mkdir()
+    (home / "work").mkdir()
+    link = home.parent / "link"
+    link.symlink_to(home)
+    view = plan_view(home, (), {link}, {})
+    assert home / "work" in view.read_only
+    assert home not in view.read_only
+    assert home / ".ssh" not in view.read_only
+
+
+def test_symlinks_in_the_home_folder_are_not_followed(home: Path) -> None:
+    (home / "all").symlink_to("/")
+    (home / "keys").symlink_to(".ssh")
+    view = plan_view(home, (), {home}, {})
+    assert home / "all" not in view.read_only
+    assert home / "keys" not in view.read_only
+
+
+def test_a_secret_behind_a_symlink_is_hidden_by_its_real_name(home: Path) -> None:
+    state, link = home / "work" / "state", home / "elsewhere"
+    state.mkdir(parents=True)
+    link.symlink_to(state)
+    assert state in plan_view(home / "work", (link,), {home}, {}).hidden
+
+
+def test_a_working_directory_inside_a_secret_is_not_shown(home: Path) -> None:
+    state = home / "state"
+    (state / "run").mkdir(parents=True)
+    view = plan_view(state / "run", (state,), {home}, {})
+    assert state / "run" not in view.read_only
+    assert any("secrets" in note for note in view.notes)
+
+
+def test_the_folder_of_all_homes_is_not_shown(home: Path) -> None:
+    assert Path("/home") not in plan_view(Path("/home"), (), {home}, {}).read_only

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 from sandbox_kernel.relay.cells import Cells, Request
-from sandbox_kernel.relay.wire import Message
+from sandbox_kernel.relay.wire import Message, Outline, encode_object
 
 _numbers = itertools.count()
 
@@ -13,7 +13,8 @@ def request(msg_type: str = "execute_request", lane: str | None = None, **conten
     if msg_type == "execute_request":
         content.setdefault("code", "1")
     header = {"msg_id": str(next(_numbers)), "msg_type": msg_type, "subshell_id": lane}
-    return Request("shell", Message((), header, {}, content, (b"", b"", b"", b"")))
+    frames = (b"{}", b"{}", b"{}", encode_object(content))
+    return Request("shell", Message((), header, {}, Outline(), frames))
 
 
 def finish(cells: Cells, request: Request) -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from jupyter_client.session import Session
 
 from sandbox_kernel.relay.wire import (
-    MAX_JSON_DEPTH,
     REPLAY_WINDOW,
     Author,
     Codec,
@@ -19,7 +18,7 @@ from sandbox_kernel.relay.wire import (
 )
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
@@ -63,7 +62,8 @@ def test_small_and_large_messages_are_signed_alike(size: int) -> None:
 
 
 def test_an_empty_key_turns_signing_off() -> None:
-    frames = [b"<IDS|MSG>", b"", b'{"msg_id":"1","msg_type":"x"}', b"{}", b"{}", b"{}"]
+    header = b'{"msg_id":"1","msg_type":"x","session":"s","version":"5.4"}'
+    frames = [b"<IDS|MSG>", b"", header, b"{}", b"{}", b"{}"]
     assert codec(b"").read(frames).msg_type == "x"
     assert codec(b"").read(frames).msg_type == "x"
 
@@ -83,14 +83,14 @@ def test_what_is_remembered_of_old_messages_is_bounded() -> None:
     assert len(reader._seen) == REPLAY_WINDOW
 
 
-@pytest.mark.parametrize("depth", [MAX_JSON_DEPTH + 1, 500, 100_000])
+@pytest.mark.parametrize("depth", [2_000, 100_000])
 def test_deep_json_is_refused(depth: int) -> None:
     with pytest.raises(WireError, match="deep"):
         decode_object(nested(depth))
 
 
-def test_json_as_deep_as_allowed_or_just_wide_is_read() -> None:
-    assert decode_object(nested(MAX_JSON_DEPTH))
+def test_json_of_ordinary_depth_or_just_wide_is_read() -> None:
+    assert decode_object(nested(100))
     wide = {"rows": [[n, {"n": n}] for n in range(1000)]}
     assert decode_object(json.dumps(wide).encode()) == wide
 
@@ -128,3 +128,25 @@ def test_an_author_knows_its_own_messages() -> None:
     assert author.made(author.message("x", {}).msg_id)
     assert not author.made("s_2_17")
     assert not author.made(None)
+
+
+def test_the_outline_tells_what_the_router_needs_and_nothing_else() -> None:
+    session = Session(key=b"key")
+    content = {"status": "error", "execution_state": "idle", "execution_count": 7, "x": [1, {}]}
+    outline = codec().read(session.serialize(session.msg("x", content))).outline
+    assert outline.failed
+    assert outline.is_state("idle")
+    assert not outline.is_state("busy")
+    assert outline.count == 7
+
+
+@pytest.mark.parametrize("value", [None, -1, 1.5, "7", [], 10**30, True])
+def test_an_odd_execution_count_counts_for_none(value: object) -> None:
+    session = Session(key=b"key")
+    frames = session.serialize(session.msg("x", {"execution_count": value}))
+    assert codec().read(frames).outline.count is None
+
+
+def test_what_the_wrapper_writes_is_valid_utf8_whatever_it_holds() -> None:
+    message = Author("s").message("execute_input", {"code": "\ud800"})
+    assert message.frames[3].decode("utf-8")
