@@ -60,6 +60,10 @@ def jupyterlab(root: Path, path: str) -> Iterator[str]:
             yield address
         finally:
             server.terminate()
+            try:
+                server.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                server.kill()  # a server that is told to stop while it starts a kernel may not
 
 
 @pytest.fixture(scope="module")
