@@ -10,6 +10,7 @@ Runs as ``python boot.py CONNECTION_FILE``; imports nothing but the standard lib
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import select
@@ -52,6 +53,8 @@ def start_kernel(connection_file: str, lifeline: socket.socket) -> int:
     # Its own session and group, as jupyter_client starts kernels: an interrupt reaches the cell's
     # children, never the supervisor.
     os.setsid()
+    # Thousands of objects are about to be made and kept: `bridge` turns collection on again.
+    gc.disable()
     # The directory of this file must not shadow the user's modules.
     here = sys.path.pop(0)
     import importlib.util

@@ -7,6 +7,7 @@ as the frontend sent them, and no output is dropped.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Iterator
@@ -53,7 +54,12 @@ def _check_size(size: int) -> None:
 
 
 class BridgeOutStream(OutStream):
-    """Prints of any size, in messages of bounded size."""
+    """Prints of any size, in messages of bounded size; and no waiting for nothing to be sent."""
+
+    def flush(self) -> None:
+        # ipykernel flushes four times a cell, and each waits for a round through the IOPub thread.
+        if self._buffers or self.pub_thread._events:
+            super().flush()
 
     def _flush_buffers(self) -> Iterator[tuple[dict[str, Any], str]]:
         for parent, text in super()._flush_buffers():
@@ -134,4 +140,5 @@ def main(connection_file: str) -> None:
     config.HistoryManager.hist_file = ":memory:"
     app = BridgeApp.instance(config=config, connection_file=connection_file)
     app.initialize(settings["argv"])
+    gc.enable()  # `boot` turned it off for the imports
     app.start()

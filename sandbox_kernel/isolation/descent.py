@@ -12,10 +12,9 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 # Where the child mounts the views: covered by a tmpfs in the child's namespace only.
 STAGE: Final = Path("/mnt")
@@ -49,8 +48,7 @@ def _check(result: int) -> int:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """A detached mount of a visible path, and where the child will put it."""
 
     tree: int

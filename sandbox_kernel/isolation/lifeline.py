@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 from pathlib import Path
@@ -55,8 +54,11 @@ class Lifeline:
             said = self._connection.recv(256)
         except (BlockingIOError, ConnectionResetError):
             return ""
-        match = re.match(rb"exited (\d{1,6})\n", said)
-        return "" if match is None else describe_wait_status(int(match[1]))
+        word, _, status = said.decode("ascii", "replace").partition(" ")
+        status = status.strip()
+        if word != "exited" or not status.isdecimal() or len(status) > 6:
+            return ""
+        return describe_wait_status(int(status))
 
     def close(self) -> None:
         self._close_listener()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -34,11 +33,7 @@ class ProcessSandbox(Sandbox):
     """A bubblewrap process and what runs in it."""
 
     def __init__(self, spec: SandboxSpec) -> None:
-        bwrap = shutil.which("bwrap")
-        # A relative entry of PATH would find one in the notebook's folder.
-        if bwrap is None or not Path(bwrap).is_absolute():
-            raise probe.bwrap_missing()
-        self._bwrap = bwrap
+        self._bwrap = _find_bwrap()
         self._spec = spec
         # Root's stand-in; the uid bubblewrap runs as.
         self._stand_in: int | None = None
@@ -245,6 +240,15 @@ def _account_mounts(run_directory: Path) -> list[str]:
     for name in ("passwd", "group", "hosts"):
         arguments += ["--ro-bind", str(run_directory / name), f"/etc/{name}"]
     return arguments
+
+
+def _find_bwrap() -> str:
+    for directory in os.get_exec_path():
+        # A relative entry of PATH would find one in the notebook's folder.
+        path = os.path.join(directory, "bwrap")  # noqa: PTH118 - called on every start
+        if path.startswith("/") and os.access(path, os.X_OK):
+            return path
+    raise probe.bwrap_missing()
 
 
 def _homes() -> set[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,9 +50,15 @@ class RunDirectory:
         return Path(f"/proc/self/fd/{self._descriptor}") / path.relative_to(self.path)
 
     def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
         os.close(self._descriptor)
         self._guardian.close()
+
+
+def remove_tree(path: Path) -> None:
+    import shutil  # not on the way to a start
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -82,5 +87,5 @@ def _remove_abandoned(parent: Path) -> None:
             descriptor = _lock(path, fcntl.LOCK_NB)
         except OSError:
             continue  # in use, or being removed
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
         os.close(descriptor)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sandbox_kernel.isolation import view
 from sandbox_kernel.isolation.base import Sandbox
 from sandbox_kernel.isolation.lifeline import Lifeline
-from sandbox_kernel.isolation.rundir import RunDirectory
+from sandbox_kernel.isolation.rundir import RunDirectory, remove_tree
 
 SOCKET_PREFIX = "inner"
 # As in a connection file of transport ipc: the path is <ip>-<port>.
@@ -20,8 +19,7 @@ PORTS = {"shell": 1, "iopub": 2, "stdin": 3, "control": 4}
 _INNER = Path(__file__).parent.parent / "inner"
 
 
-@dataclass(frozen=True, slots=True)
-class StartedSandbox:
+class StartedSandbox(NamedTuple):
     """A sandbox on its way up. ``directory`` is where the wrapper binds its sockets."""
 
     sandbox: Sandbox
@@ -32,7 +30,7 @@ class StartedSandbox:
     def close(self) -> None:
         self.sandbox.kill()
         self.lifeline.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_tree(self.directory)
 
 
 def start_sandbox(
@@ -45,7 +43,7 @@ def start_sandbox(
     # The boot files travel with the wrapper, so that no image or environment can hold another
     # version of them.
     for name in ("boot.py", "bridge.py"):
-        shutil.copyfile(_INNER / name, directory / name)
+        (directory / name).write_bytes((_INNER / name).read_bytes())
     _write_connection_file(directory, sandbox, key, session, argv)
     lifeline = Lifeline(directory, sandbox.owner)
     try:

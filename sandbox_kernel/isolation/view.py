@@ -10,9 +10,8 @@ import site
 import stat
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 HOME: Final = "/home/sandbox"
 RUN: Final = "/run/sandbox"
@@ -60,8 +59,7 @@ ENVIRONMENT_ALLOWED: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Host paths visible inside at the same place, and places there that must look empty."""
 
     read_only: tuple[Path, ...]

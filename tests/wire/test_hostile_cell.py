@@ -212,5 +212,6 @@ def test_a_kernel_that_breaks_its_connections_is_replaced_and_the_user_told(
     cell = hostile.client.execute(f"{broken}\nimport time; time.sleep(600)")
     reply = hostile.reply_to(cell)["content"]
     assert reply["ename"] == "SandboxLost"
-    assert "closed a connection" in reply["evalue"]
+    # libzmq itself gives up when its descriptors vanish; otherwise the wrapper notices.
+    assert "closed a connection" in reply["evalue"] or "SIGABRT" in reply["evalue"]
     assert hostile.run("1 + 1").result == "2"
