@@ -268,7 +268,12 @@ class Wrapper:
         if not os.environ.get("JPY_PARENT_PID"):
             return
         parent = os.getppid()
-        if parent == 1 and os.environ["JPY_PARENT_PID"] != "1":
+        gone = parent == 1 and os.environ["JPY_PARENT_PID"] != "1"
+        try:
+            descriptor = os.pidfd_open(parent)
+        except ProcessLookupError:
+            gone = True
+        if gone:
             self._loop.call_later(0, self._loop.stop)
-            return
-        self._loop.watch(os.pidfd_open(parent), self._loop.stop)
+        else:
+            self._loop.watch(descriptor, self._loop.stop)
