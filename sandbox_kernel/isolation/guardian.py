@@ -10,10 +10,22 @@ from pathlib import Path
 class Guardian:
     """Removes a directory once the wrapper's end of a pipe closes.
 
+    If the wrapper could not say goodbye, it first kills what carries the directory's name as its last
+    argument: bwrap, if killed while it starts, leaves a child that waits for it for ever.
     A shell of its own session: jupyter_client kills a kernel's whole process group.
     """
 
-    _SCRIPT = 'read -r _; exec rm -rf -- "$1"'
+    _SCRIPT = """
+        read -r goodbye
+        if [ -z "$goodbye" ]; then
+            for file in /proc/[0-9]*/cmdline; do
+                case "$(tr '\\0' ' ' <"$file" 2>/dev/null)" in
+                *"connection.json ${1##*/} ") pid=${file#/proc/}; kill -9 "${pid%/cmdline}" ;;
+                esac
+            done
+        fi
+        exec rm -rf -- "$1"
+    """
 
     def __init__(self, directory: Path) -> None:
         read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
@@ -31,5 +43,6 @@ class Guardian:
             os.close(read_end)
 
     def close(self) -> None:
+        os.write(self._write_end, b"goodbye\n")
         os.close(self._write_end)
         self._process.wait()

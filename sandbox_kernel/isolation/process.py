@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,7 @@ class ProcessSandbox(Sandbox):
             *("--remount-ro", "/"),
             *("--seccomp", str(seccomp), "--"),
             *(str(self._spec.python), f"{view.RUN}/boot.py", f"{view.RUN}/connection.json"),
+            run_directory.parent.name,  # for the guardian to know it by
         ]
 
     def _view_mounts(self) -> list[str]:
@@ -199,8 +201,13 @@ class ProcessSandbox(Sandbox):
     def kill(self) -> None:
         if self._process is None:
             return
-        # bwrap's child is the namespace's first process and dies with bwrap; all others with it.
-        self._process.kill()
+        from sandbox_kernel.limits.meter import process_tree  # not on the way to a start
+
+        # The first process of the namespace takes all others with it. Before bwrap itself: that,
+        # killed while it starts, would leave a child behind that waits for it.
+        for pid in reversed(list(process_tree(self._process.pid))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
