@@ -19,7 +19,6 @@ class SandboxFacts(NamedTuple):
     level: str
     engine: str
     network: str
-    host_uid: int
     working_directory: str
     notes: tuple[str, ...] = ()
 

@@ -59,7 +59,6 @@ class ProcessSandbox(Sandbox):
             level="process",
             engine="bwrap",
             network="none",
-            host_uid=os.getuid() if self._stand_in is None else self._stand_in,
             working_directory=str(self._spec.working_directory),
             notes=tuple(self._notes),
         )

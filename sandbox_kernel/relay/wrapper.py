@@ -19,7 +19,7 @@ from sandbox_kernel.relay.answers import Answers
 from sandbox_kernel.relay.cells import Request
 from sandbox_kernel.relay.connection import ConnectionInfo
 from sandbox_kernel.relay.frontend import FrontendSockets
-from sandbox_kernel.relay.inner import InnerSockets
+from sandbox_kernel.relay.inner import WRAPPER_IDENTITY, InnerSockets
 from sandbox_kernel.relay.loop import Loop, Timer
 from sandbox_kernel.relay.router import Link, Router
 from sandbox_kernel.relay.wire import Author, Codec, Signer, WireError
@@ -146,7 +146,7 @@ class Wrapper:
     ) -> str:
         request = self._author.message(msg_type, content)
         with contextlib.suppress(zmq.Again):  # it hung up; the exit handler comes next
-            socket.send_multipart(inner.link.codec.write(request, [b"wrapper"]), zmq.NOBLOCK)
+            socket.send_multipart(inner.link.codec.write(request, [WRAPPER_IDENTITY]), zmq.NOBLOCK)
         return request.msg_id
 
     def _read_probe(self, inner: Inner) -> None:

@@ -20,6 +20,18 @@ def comm_messages(kernel: Kernel, code: str) -> list[dict[str, Any]]:
     return [m for m in kernel.run(code).messages if m["msg_type"].startswith("comm_")]
 
 
+def opened(kernel: Kernel, code: str, model: str) -> str:
+    """Run code that makes one widget of this model; the id of its comm."""
+    found = [
+        message["content"]["comm_id"]
+        for message in comm_messages(kernel, code)
+        if message["msg_type"] == "comm_open"
+        and message["content"]["data"]["state"].get("_model_name") == model
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
 def send_comm(kernel: Kernel, comm_id: str, data: dict[str, Any], buffers: list[bytes]) -> None:
     """Send a frontend's comm_msg and wait until the kernel has taken it in."""
     client = kernel.client
@@ -33,17 +45,10 @@ def send_comm(kernel: Kernel, comm_id: str, data: dict[str, Any], buffers: list[
 
 
 def test_a_sliders_value_goes_to_the_kernel_and_back(kernel: Kernel) -> None:
-    opened = comm_messages(kernel, "import ipywidgets as w; slider = w.IntSlider(value=3); slider")
-    model = [
-        m["content"]["comm_id"]
-        for m in opened
-        if m["msg_type"] == "comm_open"
-        and m["content"]["data"]["state"].get("_model_name") == "IntSliderModel"
-    ]
-    assert len(model) == 1
-    send_comm(
-        kernel, model[0], {"method": "update", "state": {"value": 42}, "buffer_paths": []}, []
+    comm_id = opened(
+        kernel, "import ipywidgets as w; slider = w.IntSlider(value=3); slider", "IntSliderModel"
     )
+    send_comm(kernel, comm_id, {"method": "update", "state": {"value": 42}, "buffer_paths": []}, [])
     assert kernel.run("slider.value").result == "42"
     back = comm_messages(kernel, "slider.value = 7")
     states = [m["content"]["data"].get("state", {}) for m in back]
@@ -52,12 +57,8 @@ def test_a_sliders_value_goes_to_the_kernel_and_back(kernel: Kernel) -> None:
 
 def test_binary_buffers_of_a_widget_arrive_intact_both_ways(kernel: Kernel) -> None:
     payload = os.urandom(300_000)
-    opened = comm_messages(kernel, "import ipywidgets as w; image = w.Image(value=b'start'); image")
-    comm_id = next(
-        m["content"]["comm_id"]
-        for m in opened
-        if m["msg_type"] == "comm_open"
-        and m["content"]["data"]["state"].get("_model_name") == "ImageModel"
+    comm_id = opened(
+        kernel, "import ipywidgets as w; image = w.Image(value=b'start'); image", "ImageModel"
     )
     update = {"method": "update", "state": {}, "buffer_paths": [["value"]]}
     send_comm(kernel, comm_id, update, [payload])
@@ -70,13 +71,7 @@ def test_binary_buffers_of_a_widget_arrive_intact_both_ways(kernel: Kernel) -> N
 
 def test_a_cell_that_awaits_a_widget_is_answered_although_cells_wait(kernel: Kernel) -> None:
     client = kernel.client
-    opened = comm_messages(kernel, "import ipywidgets as w; box = w.IntText(); box")
-    comm_id = next(
-        m["content"]["comm_id"]
-        for m in opened
-        if m["msg_type"] == "comm_open"
-        and m["content"]["data"]["state"].get("_model_name") == "IntTextModel"
-    )
+    comm_id = opened(kernel, "import ipywidgets as w; box = w.IntText(); box", "IntTextModel")
     waiting = client.execute(
         "import asyncio\nfuture = asyncio.get_running_loop().create_future()\n"
         "box.observe(lambda change: future.set_result(change.new), 'value')\n"
