@@ -8,7 +8,7 @@ PIP_QUIET ?= -q --disable-pip-version-check
 
 demo: $(VENV)/.demo
 	@scripts/ensure-bwrap
-	@$(BIN)/sandbox-kernel run notebooks/tour.ipynb
+	@$(BIN)/sandbox-kernel run --policy tour notebooks/tour.ipynb
 
 test: $(VENV)/.test lint
 	@scripts/ensure-bwrap

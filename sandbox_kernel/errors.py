@@ -2,13 +2,27 @@
 
     SandboxError
     ├── SandboxUnavailable   no sandbox could be started: nothing ran
-    └── SandboxLost          the sandbox ended while it held the user's variables
+    ├── PolicyError          a policy file cannot be used: nothing runs
+    ├── PolicyViolation      a cell or its client asks for what the policy does not allow
+    ├── SandboxLost          the sandbox ended while it held the user's variables
+    ├── UndoUnavailable      there is no checkpoint to go back to, or it did not take over
+    ├── CellInterrupted      a cell was killed because it did not stop when interrupted
+    └── CellLimitExceeded    a cell was stopped: more processes than allowed, or
+        ├── CellTimeout           more time
+        ├── CellCpuExceeded       more CPU time
+        ├── CellMemoryExceeded    more memory
+        └── CellOutputExceeded    more output
 
 The class name is the ``ename`` the frontend shows. Each message says what happened, why, what became
 of the variables where there were any, and what to do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from sandbox_kernel.words import Action, Limit, Outcome, State, amount, amount_beyond, duration
 
 
 class SandboxError(Exception):
@@ -23,11 +37,13 @@ class SandboxError(Exception):
     def ename(self) -> str:
         return type(self).__name__
 
-    def traceback(self) -> list[str]:
-        """Lines for a Jupyter ``error`` message."""
+    def traceback(self, inner: Sequence[str] = ()) -> list[str]:
+        """Lines for a Jupyter ``error`` message, below those that say where the cell was."""
         red, bold, off = "\x1b[31m", "\x1b[1m", "\x1b[0m"
         return [
-            f"{red}{bold}{self.ename}{off}: {self.what}",
+            *inner,
+            # Off first: nobody knows in which colour the lines from inside end.
+            f"{off}{red}{bold}{self.ename}{off}: {self.what}",
             f"  {bold}What to do:{off} {self.hint}",
         ]
 
@@ -38,3 +54,171 @@ class SandboxUnavailable(SandboxError):
 
 class SandboxLost(SandboxError):
     """The sandbox ended, and the user's variables with it."""
+
+
+class UndoUnavailable(SandboxError):
+    """``%undo`` could not be done."""
+
+    def __init__(self, *, lost: bool = False) -> None:
+        if lost:
+            what = (
+                "The checkpoint could not take over, and the variables of this notebook are gone."
+            )
+            hint = "A new sandbox has been started: run the earlier cells again."
+        else:
+            what = "There is no checkpoint from before the last cell, and nothing was changed."
+            hint = (
+                "One cell can be undone, once, when none is running; `checkpoint: cell` in the "
+                "policy and enough memory for a copy of what the cell changed are needed."
+            )
+        super().__init__(what, hint=hint)
+
+
+class CellInterrupted(SandboxError):
+    """The user interrupted twice; shown under the name that Python has for it."""
+
+    def __init__(self, state: State, not_restored: tuple[str, ...]) -> None:
+        lacking = f" (not restored: {', '.join(not_restored)})" if not_restored else ""
+        super().__init__(
+            "The cell did not stop when interrupted, and was killed when interrupted again: "
+            f"{_BECAME[state]}{lacking}.",
+            hint="Run the earlier cells again." if state == "lost" else "Run the next cell.",
+        )
+
+    @property
+    def ename(self) -> str:
+        return "KeyboardInterrupt"
+
+
+class CellLimitExceeded(SandboxError):
+    """A cell was stopped at a limit. ``allowed`` and ``used`` are seconds, bytes or numbers."""
+
+    outcome: ClassVar[Outcome] = "error"  # in the receipt
+
+    def __init__(
+        self,
+        limit: Limit,
+        *,
+        allowed: float,
+        used: float,
+        action: Action,
+        state: State,
+        not_restored: tuple[str, ...] = (),
+        grace_seconds: float = 0.0,  # how long it was let run on after an interrupt, if it was
+        policy: str,
+        own: bool = False,  # the cell's client had asked for a tighter one
+    ) -> None:
+        self.limit = limit
+        self.allowed = allowed
+        self.used = used
+        self.action = action
+        self.state = state
+        self.not_restored = not_restored
+        happened = _HAPPENED[limit].format(amount_beyond(limit, used, allowed))
+        who = "its own limit" if own else f"policy `{policy}`"
+        rule = f"{who} allows {amount(limit, allowed)}"
+        subject = "It" if happened.startswith("The cell ") else "The cell"
+        if action in ("rolled_back", "replaced") and grace_seconds:
+            subject += f" did not stop when interrupted ({duration(grace_seconds)} grace), so it"
+        became = "all variables are kept" if action == "refused" else _BECAME[state]
+        lacking = f" (not restored: {', '.join(not_restored)})" if not_restored else ""
+        again = "Run the earlier cells again. " if state == "lost" else ""
+        key = limit.replace("budget_", "budget.") if "budget_" in limit else f"limits.{limit}"
+        raise_it = "ask for a wider limit with the cell" if own else f"raise `{key}` in the policy"
+        super().__init__(
+            f"{happened}; {rule}. {subject} {_DONE[action]} {became}{lacking}.",
+            hint=f"{again}{_INSTEAD[limit]}, or {raise_it}.",
+        )
+
+    @property
+    def structured(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "limit": self.limit,
+            "allowed": self.allowed,
+            "used": self.used,
+            "action": self.action,
+            "state": self.state,
+            "not_restored": list(self.not_restored),
+        }
+
+
+class CellTimeout(CellLimitExceeded):
+    """The cell, or all cells together, ran too long."""
+
+    outcome = "timeout"
+
+
+class CellCpuExceeded(CellLimitExceeded):
+    """The cell, or all cells together, used too much CPU time."""
+
+    outcome = "cpu"
+
+
+class CellMemoryExceeded(CellLimitExceeded):
+    """The cell, or the sandbox in the cell, used too much memory."""
+
+    outcome = "memory"
+
+
+class CellOutputExceeded(CellLimitExceeded):
+    """The cell showed too much."""
+
+    outcome = "output"
+
+
+LIMIT_ERRORS: Final[Mapping[Limit, type[CellLimitExceeded]]] = {
+    "wall": CellTimeout,
+    "cpu": CellCpuExceeded,
+    "memory": CellMemoryExceeded,
+    "sandbox_memory": CellMemoryExceeded,
+    "processes": CellLimitExceeded,
+    "output": CellOutputExceeded,
+    "text": CellOutputExceeded,
+    "messages": CellOutputExceeded,
+    "budget_wall": CellTimeout,
+    "budget_cpu": CellCpuExceeded,
+}
+_HAPPENED: Final[Mapping[Limit, str]] = {
+    "wall": "The cell ran for {}",
+    "cpu": "The cell used {} of CPU time",
+    "memory": "The cell took {} of memory on top of what was there",
+    "sandbox_memory": "The sandbox came to {} of memory, what earlier cells hold included",
+    "processes": "There were {} and threads in the sandbox",
+    "output": "The cell showed {} of output",
+    "text": "The cell printed {} of text",
+    "messages": "The cell sent {} of output",
+    "budget_wall": "The cells of this notebook ran for {} in all",
+    "budget_cpu": "The cells of this notebook used {} of CPU time in all",
+}
+_DONE: Final[Mapping[Action, str]] = {
+    "interrupted": "was interrupted;",
+    "refused": "was not run;",
+    "rolled_back": "was killed and the kernel went back to the state before it:",
+    "replaced": "was killed with its sandbox and a new sandbox started:",
+}
+_BECAME: Final[Mapping[State, str]] = {
+    "kept": "all variables are kept, including what the cell had set before it stopped",
+    "rolled_back": "all variables of earlier cells are kept, what this cell changed is undone",
+    "lost": "the variables of this notebook are gone",
+}
+_INSTEAD: Final[Mapping[Limit, str]] = {
+    "wall": "Do less in one cell",
+    "cpu": "Use less data, fewer rounds or a faster library",
+    "memory": "Load the data in chunks or work on a sample",
+    "sandbox_memory": "Free what is no longer needed (`del name`) or restart the kernel",
+    "processes": "Start fewer workers at once (`n_jobs`, the size of a pool)",
+    "output": "Write the whole to a file and show a part",
+    "text": "Print less, or into a file",
+    "messages": "Update the display less often, for example a progress bar once a second",
+    "budget_wall": "Restart the kernel for a new budget",
+    "budget_cpu": "Restart the kernel for a new budget",
+}
+
+
+class PolicyError(SandboxError):
+    """A policy file that cannot be used; nothing runs under a guess of what it meant."""
+
+
+class PolicyViolation(SandboxError):
+    """The policy does not allow what was asked for."""

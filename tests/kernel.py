@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,10 @@ class Outcome:
         )
 
     @property
+    def receipt(self) -> dict[str, Any]:
+        return self.reply["metadata"]["sandbox"]
+
+    @property
     def result(self) -> str | None:
         assert self.status == "ok", f"{self.ename}: {self.evalue}"
         for message in self.messages:
@@ -79,6 +84,33 @@ class Kernel:
         reply = self.client.execute_interactive(code, output_hook=messages.append, **options)
         return Outcome(reply, messages)
 
+    def run_within(self, limits: dict[str, Any], code: str, **options: Any) -> Outcome:
+        """Run a cell with limits of its own."""
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+            **options,
+        }
+        metadata = {"sandbox": {"limits": limits}}
+        message = self.client.session.msg("execute_request", content, metadata=metadata)
+        self.client.shell_channel.send(message)
+        return self.outcome_of(message["header"]["msg_id"])
+
+    def outcome_of(self, msg_id: str) -> Outcome:
+        """What becomes of a cell that was sent: all its messages up to idle, and its reply."""
+        messages: list[dict[str, Any]] = []
+        while True:
+            message = self.client.get_iopub_msg(timeout=TIMEOUT)
+            if message["parent_header"].get("msg_id") != msg_id:
+                continue
+            messages.append(message)
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                return Outcome(self.reply_to(msg_id), messages)
+
     def value(self, expression: str) -> Any:
         """The value of an expression inside, as a Python literal."""
         import ast
@@ -102,19 +134,55 @@ class Kernel:
 
     @property
     def kernel_pid(self) -> int:
-        """The host's pid of the inner kernel process: the supervisor's first child."""
-        return min((inner, pid) for pid, inner in self.sandboxed_pids().items() if inner != 1)[1]
+        """The host's pid of the inner kernel process: the supervisor's child that is awake."""
+        return min(
+            (inner, pid)
+            for pid, inner in self.sandboxed_pids().items()
+            if inner != 1 and name_of(pid) != "checkpoint"
+        )[1]
+
+    def cell_pids(self) -> set[int]:
+        """The host's pids of what cells have started: all but supervisor, kernel, checkpoints."""
+        others = {pid for pid, inner in self.sandboxed_pids().items() if inner != 1}
+        found = others - {self.kernel_pid}
+        if any(name_of(pid) not in ("checkpoint", None) for pid in found):
+            # A checkpoint has its name a moment after it was forked.
+            time.sleep(0.05)
+        return {pid for pid in found if name_of(pid) not in ("checkpoint", None)}
+
+
+def name_of(pid: int) -> str | None:
+    """A process's name; ``None`` if it has ended."""
+    if not is_running(pid):
+        return None
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 @contextmanager
 def running_kernel(
     *,
     name: str = SANDBOXED,
+    policy: str | None = None,
     cwd: Path | str | None = None,
     env: dict[str, str] | None = None,
     arguments: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[Kernel]:
+    """A kernel that is ready; ``policy`` is YAML for it alone."""
+    if policy is not None:
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory, "test.yaml")
+            path.write_text(policy)
+            path.chmod(0o600)
+            env = {**(env or {}), "SANDBOX_KERNEL_POLICY": str(path)}
+            with running_kernel(
+                name=name, cwd=cwd, env=env, arguments=arguments, **options
+            ) as kernel:
+                yield kernel
+        return
     manager = KernelManager(kernel_name=name, **options)
     start: dict[str, Any] = {"stderr": subprocess.DEVNULL, "extra_arguments": list(arguments)}
     if cwd is not None:

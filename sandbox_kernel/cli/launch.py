@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.errors import PolicyError, SandboxError, SandboxUnavailable
 from sandbox_kernel.isolation.base import SandboxSpec
 from sandbox_kernel.isolation.process import ProcessSandbox
 from sandbox_kernel.isolation.rundir import RunDirectory
@@ -21,7 +21,9 @@ from sandbox_kernel.isolation.start import StartedSandbox, start_sandbox
 from sandbox_kernel.log import log
 from sandbox_kernel.paths import state_home
 
-USAGE: Final = "usage: sandbox-kernel launch -f CONNECTION_FILE [ipykernel option …]"
+USAGE: Final = (
+    "usage: sandbox-kernel launch -f CONNECTION_FILE [--policy NAME|PATH] [ipykernel option …]"
+)
 # Options of ipykernel that only change how cells run inside; the rest of its command line could
 # redirect sockets, files or the kernel class.
 PASSED_ON: Final = re.compile(
@@ -73,41 +75,72 @@ class Launcher:
 
 
 def main(argv: Sequence[str]) -> int:
-    if len(argv) < 2 or argv[0] != "-f":
+    arguments = list(argv)
+    policy = _take_option(arguments, "--policy")
+    connection = _take_option(arguments, "-f")
+    if connection is None:
         print(USAGE, file=sys.stderr)
         return 2
     # What is put in the run directory is read by another user where root started the kernel; the
     # directory above it is for the owner alone.
     os.umask(0o022)
-    connection_file, extra = Path(argv[1]).absolute(), argv[2:]
-    for option in extra:
+    connection_file = Path(connection).absolute()
+    for option in arguments:
         if not PASSED_ON.match(option):
             log(f"ignored {option!r}: not an option that may reach the inner kernel")
-    launcher = Launcher(connection_file, [option for option in extra if PASSED_ON.match(option)])
-    first: StartedSandbox | SandboxUnavailable | None = None
+    passed_on = [option for option in arguments if PASSED_ON.match(option)]
+    launcher = Launcher(connection_file, passed_on)
+    first: StartedSandbox | SandboxError | None = None
     try:
         try:
             first = launcher.start()
         except SandboxUnavailable as error:
             first = error
-        return _serve(connection_file, launcher, first)
+        return _serve(connection_file, launcher, first, policy)
     finally:
         if isinstance(first, StartedSandbox):
             first.close()
         launcher.close()
 
 
+def _take_option(arguments: list[str], name: str) -> str | None:
+    """The value of an option, which is removed; ``None`` if it is not there or has no value."""
+    if name not in arguments[:-1]:
+        return None
+    place = arguments.index(name)
+    _, value = arguments[place : place + 2]
+    del arguments[place : place + 2]
+    return value
+
+
 def _serve(
-    connection_file: Path, launcher: Launcher, first: StartedSandbox | SandboxUnavailable
+    connection_file: Path,
+    launcher: Launcher,
+    first: StartedSandbox | SandboxError,
+    policy_name: str | None,
 ) -> int:
+    from sandbox_kernel.policy.load import DEFAULT, choose_policy, load_policy
     from sandbox_kernel.relay.connection import ConnectionFileError, ConnectionInfo
     from sandbox_kernel.relay.wire import Author
+
+    start = launcher.start
+    try:
+        policy = load_policy(choose_policy(policy_name, os.environ))
+    except PolicyError as error:
+        # No cell may run under a guess of what the policy meant, and the user must see why.
+        if isinstance(first, StartedSandbox):
+            first.close()
+        first = refusal = error
+        policy = load_policy(DEFAULT)
+
+        def start() -> StartedSandbox:
+            raise refusal
 
     try:
         info = ConnectionInfo.load(connection_file)
         from sandbox_kernel.relay.wrapper import Wrapper
 
-        wrapper = Wrapper(info, Author(launcher.session), launcher.start)
+        wrapper = Wrapper(info, Author(launcher.session), start, policy)
     except ConnectionFileError as error:
         log(str(error))
         return 1

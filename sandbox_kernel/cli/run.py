@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sandbox_kernel.outputs.receipt import RECEIPT_MIME
+from sandbox_kernel.policy.load import POLICY_VARIABLE
+from sandbox_kernel.words import duration, size
 
 KERNEL_NAME = "sandboxed-python"
 _SHOWN_CHARACTERS = 200
@@ -22,6 +27,10 @@ class CellResult:
     outcome: str
     result: str
     seconds: float
+    # As the receipt says; nothing of these where the kernel gives none.
+    state: str | None = None
+    cpu_seconds: float | None = None
+    memory_peak_bytes: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -35,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
     parser.add_argument("-o", "--output-dir", type=Path, help="save executed notebooks here")
     parser.add_argument("-k", "--kernel", default=KERNEL_NAME, help="kernelspec (%(default)s)")
+    parser.add_argument("-p", "--policy", help="policy of the kernel: a name, or a file")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds a cell may take")
     parser.add_argument(
         "--keep-going", action="store_true", help="run the cells after a failing one too"
@@ -44,6 +54,9 @@ def main(argv: Sequence[str]) -> int:
     missing = [str(path) for path in options.notebooks if not path.is_file()]
     if missing:
         parser.error(f"no such notebook: {', '.join(missing)}")
+    if options.policy is not None:
+        # The kernel inherits it; a policy in its own kernel.json wins.
+        os.environ[POLICY_VARIABLE] = options.policy
     failed = False
     for path in options.notebooks:
         results = run_notebook(path, options)
@@ -105,16 +118,34 @@ def _execute(notebook: Any, path: Path, options: argparse.Namespace) -> list[Cel
                 allowed = "raises-exception" in cell.metadata.get("tags", [])
                 outcome = "ok" if allowed else error.ename
             seconds = time.monotonic() - started
-            results.append(CellResult(number, cell.source, outcome, _shown(cell), seconds))
+            results.append(
+                CellResult(number, cell.source, outcome, _shown(cell), seconds, **_used(cell))
+            )
             progress.advance(task)
             if outcome != "ok" and not options.keep_going:
                 break
     return results
 
 
-def _shown(cell: Any) -> str:
-    """The last thing a cell put out, in one line."""
+def _used(cell: Any) -> dict[str, Any]:
+    """What the cell's receipt says of interest, if it has one."""
     for output in reversed(cell.outputs):
+        receipt = output.get("data", {}).get(RECEIPT_MIME)
+        if receipt is not None:
+            usage = receipt["usage"]
+            return {
+                "state": receipt["state"],
+                "cpu_seconds": usage["cpu_seconds"],
+                "memory_peak_bytes": usage["memory_peak_bytes"],
+            }
+    return {}
+
+
+def _shown(cell: Any) -> str:
+    """The last thing a cell put out, in one line; its receipt has columns of its own."""
+    for output in reversed(cell.outputs):
+        if RECEIPT_MIME in output.get("data", {}):
+            continue
         if output.output_type == "error":
             return _one_line(f"{output.ename}: {output.evalue}")
         if output.output_type == "stream":
@@ -138,16 +169,18 @@ def _print_table(path: Path, results: Sequence[CellResult]) -> None:
     from rich.text import Text
 
     console = Console()
-    # Borders, mark and time take 24 columns; the texts share the rest.
-    room = max(console.width - 24, 40)
+    # Borders, mark and numbers take 48 columns; the texts share the rest.
+    room = max(console.width - 48, 40)
     table = Table(title=str(path), title_justify="left")
-    for heading in ("", "cell", "result", "time"):
-        table.add_column(heading, justify="right" if heading == "time" else "left")
+    for heading in ("", "cell", "result", "time", "CPU", "memory"):
+        table.add_column(heading, justify="left" if heading in ("", "cell", "result") else "right")
     for result in results:
         mark = Text("✘", "red") if result.failed else Text("✔", "green")
         source = Text(_one_line(result.source, room // 3))
         shown = Text(_one_line(result.result, room - room // 3), "red" if result.failed else "")
-        table.add_row(mark, source, shown, f"{result.seconds:.2f} s")
+        cpu = "" if result.cpu_seconds is None else duration(result.cpu_seconds)
+        memory = "" if result.memory_peak_bytes is None else size(result.memory_peak_bytes)
+        table.add_row(mark, source, shown, f"{result.seconds:.2f} s", cpu, memory)
     console.print(table)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.limits.cgroup import Cgroup
 
 
 class SandboxFacts(NamedTuple):
@@ -70,6 +71,11 @@ class Sandbox(ABC):
     @abstractmethod
     def root_pid(self) -> int:
         """The host's pid of the process whose descendants are the sandbox."""
+
+    @property
+    def cgroup(self) -> Cgroup | None:
+        """The cgroup that all its processes are in, for the meter; ``None``: ``/proc`` must do."""
+        return None
 
     @abstractmethod
     def explain(self, console: str) -> SandboxUnavailable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -11,27 +12,43 @@ class Guardian:
     """Removes a directory once the wrapper's end of a pipe closes.
 
     If the wrapper could not say goodbye, it first kills what carries the directory's name as its last
-    argument: bwrap, if killed while it starts, leaves a child that waits for it for ever.
+    argument: bwrap, if killed while it starts, leaves a child that waits for it for ever. In the end
+    it removes the wrapper's cgroups, whose paths begin with one of ``cgroups``.
     A shell of its own session: jupyter_client kills a kernel's whole process group.
     """
 
     _SCRIPT = """
+        directory=$1
+        shift
         read -r goodbye
         if [ -z "$goodbye" ]; then
             for file in /proc/[0-9]*/cmdline; do
                 case "$(tr '\\0' ' ' <"$file" 2>/dev/null)" in
-                *"connection.json ${1##*/} ") pid=${file#/proc/}; kill -9 "${pid%/cmdline}" ;;
+                *"connection.json ${directory##*/} ") pid=${file#/proc/}; kill -9 "${pid%/cmdline}" ;;
                 esac
             done
         fi
-        exec rm -rf -- "$1"
+        rm -rf -- "$directory"
+        [ -z "$goodbye" ] || exit 0
+        for prefix; do
+            for cgroup in "$prefix"*; do
+                tries=0
+                # Busy as long as the last of its processes takes to end.
+                while [ -d "$cgroup" ] && ! rmdir "$cgroup" && [ $((tries += 1)) -lt 50 ]; do
+                    sleep 0.1
+                done
+            done
+        done
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, cgroups: Sequence[str] = ()) -> None:
         read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", self._SCRIPT, "sandbox-kernel-guardian", str(directory)],
+                [
+                    *("/bin/sh", "-c", self._SCRIPT, "sandbox-kernel-guardian"),
+                    *(str(directory), *cgroups),
+                ],
                 stdin=read_end,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

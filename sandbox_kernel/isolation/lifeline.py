@@ -8,9 +8,15 @@ import signal
 import socket
 from pathlib import Path
 
+MAX_LINE_BYTES = 1024
+
 
 class Lifeline:
-    """Listens for the supervisor, which connects before any cell runs; then takes nobody else."""
+    """Listens for the supervisor, which connects before any cell runs; then takes nobody else.
+
+    ``inner.boot`` says which lines go over it. Those from inside are hints: a cell can make the
+    supervisor say things about checkpoints, though not about processes that ended.
+    """
 
     NAME = "lifeline"
 
@@ -23,15 +29,18 @@ class Lifeline:
             os.chown(self._path, *owner)
         self._listener.listen(1)
         self._connection: socket.socket | None = None
+        self._pending = b""
 
     @property
-    def listening(self) -> bool:
-        return self._listener is not None
+    def open(self) -> bool:
+        return self._listener is not None or self._connection is not None
 
     @property
-    def listener_descriptor(self) -> int:
-        assert self._listener is not None
-        return self._listener.fileno()
+    def descriptor(self) -> int:
+        """Readable when the supervisor connects, and then when it says something."""
+        each = self._listener or self._connection
+        assert each is not None
+        return each.fileno()
 
     def accept(self) -> None:
         assert self._listener is not None
@@ -39,26 +48,27 @@ class Lifeline:
         self._connection.setblocking(False)
         self._close_listener()
 
-    def interrupt(self) -> None:
-        """Ask for SIGINT to the kernel process, as Ctrl-C would."""
+    def send(self, *words: object) -> None:
         if self._connection is not None:
-            # A full or broken lifeline: there is nobody to interrupt.
+            # A full or broken lifeline: there is nobody to hear it, and timers see to the rest.
             with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-                self._connection.send(b"interrupt\n")
+                self._connection.send(" ".join(map(str, words)).encode() + b"\n")
 
-    def last_words(self) -> str:
-        """How the supervisor says the kernel process ended: a hint for a message, not evidence."""
+    def read(self) -> list[list[str]] | None:
+        """Lines that have come, as words; ``None`` once the supervisor has hung up."""
         if self._connection is None:
-            return ""
+            return None
         try:
-            said = self._connection.recv(256)
-        except (BlockingIOError, ConnectionResetError):
-            return ""
-        word, _, status = said.decode("ascii", "replace").partition(" ")
-        status = status.strip()
-        if word != "exited" or not status.isdecimal() or len(status) > 6:
-            return ""
-        return describe_wait_status(int(status))
+            received = self._connection.recv(65536)
+        except BlockingIOError:
+            return []
+        except ConnectionResetError:
+            return None
+        if not received:
+            return None
+        *lines, pending = (self._pending + received).split(b"\n")
+        self._pending = pending[:MAX_LINE_BYTES]
+        return [line[:MAX_LINE_BYTES].decode("ascii", "replace").split() for line in lines]
 
     def close(self) -> None:
         self._close_listener()

@@ -20,6 +20,7 @@ from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation import descent, probe, view
 from sandbox_kernel.isolation.base import Sandbox, SandboxFacts, SandboxSpec
 from sandbox_kernel.isolation.seccomp import SeccompError, compile_profile
+from sandbox_kernel.limits.cgroup import Cgroup
 from sandbox_kernel.paths import policies_directory
 
 INNER_UID: Final = 1000
@@ -47,6 +48,7 @@ class ProcessSandbox(Sandbox):
         # Where bwrap finds a visible path, if not at the path itself.
         self._sources: dict[Path, Path] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._cgroup: Cgroup | None = None
         self._exit_descriptor = -1
 
     @property
@@ -79,8 +81,9 @@ class ProcessSandbox(Sandbox):
             # By descriptor: the uid that root changes to may not reach it by its path.
             program_file = os.open(self._bwrap, os.O_PATH)
             stack.callback(os.close, program_file)
+            self._cgroup = Cgroup.create()
             try:
-                before_exec = self._descent(run_directory, stack)
+                before_exec = self._before_exec(self._descent(run_directory, stack))
                 # The only Python thread (libzmq has its own), so a function before exec is safe;
                 # and the parent-death signal is tied to the thread that forks, the main one.
                 self._process = subprocess.Popen(
@@ -95,9 +98,24 @@ class ProcessSandbox(Sandbox):
                     preexec_fn=before_exec,
                 )
             except (OSError, subprocess.SubprocessError) as error:
+                self._close_cgroup()
                 raise probe.descent_failed(error) from error
+        if self._cgroup is not None and not self._cgroup.keeps(self._process.pid):
+            self._close_cgroup()
         self._exit_descriptor = os.pidfd_open(self._process.pid)
         os.set_blocking(self.console_descriptor, False)
+
+    def _before_exec(self, descend: Callable[[], None] | None) -> Callable[[], None] | None:
+        cgroup = self._cgroup
+        if cgroup is None:
+            return descend
+
+        def join_and_descend() -> None:
+            cgroup.join()  # as the wrapper's user: the sandbox's may not
+            if descend is not None:
+                descend()
+
+        return join_and_descend
 
     def _descent(
         self, run_directory: Path, stack: contextlib.ExitStack
@@ -194,13 +212,17 @@ class ProcessSandbox(Sandbox):
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def cgroup(self) -> Cgroup | None:
+        return self._cgroup
+
     def explain(self, console: str) -> SandboxUnavailable:
         return probe.explain_bwrap(console)
 
     def kill(self) -> None:
         if self._process is None:
             return
-        from sandbox_kernel.limits.meter import process_tree  # not on the way to a start
+        from sandbox_kernel.limits.proc import process_tree  # not on the way to a start
 
         # The first process of the namespace takes all others with it. Before bwrap itself: that,
         # killed while it starts, would leave a child behind that waits for it.
@@ -212,6 +234,12 @@ class ProcessSandbox(Sandbox):
             self._process.stdout.close()
         os.close(self._exit_descriptor)
         self._process = None
+        self._close_cgroup()
+
+    def _close_cgroup(self) -> None:
+        if self._cgroup is not None:
+            self._cgroup.close()
+            self._cgroup = None
 
 
 def _system_mounts() -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation.guardian import Guardian
+from sandbox_kernel.limits.cgroup import prefixes
 
 
 class RunDirectory:
@@ -21,20 +22,22 @@ class RunDirectory:
 
     def __init__(self, home: Path) -> None:
         parent = home / "run"
+        self.path = parent / f"{os.getpid()}-{os.urandom(4).hex()}"
+        # Before there is anything to remove: a wrapper may be killed at any moment.
+        self._guardian = Guardian(self.path, prefixes())
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             parent.chmod(0o700)
             with _locked(parent):
                 _remove_abandoned(parent)
-                self.path = parent / f"{os.getpid()}-{os.urandom(4).hex()}"
                 self.path.mkdir(mode=0o700)
                 # Held open for the wrapper's life: the lock, and see `short`.
                 self._descriptor = _lock(self.path)
         except OSError as error:
+            self._guardian.close()
             what = f"The run directory under {parent} cannot be made: {error.strerror}."
             hint = "Make it writable, or set SANDBOX_KERNEL_HOME to a directory that is."
             raise SandboxUnavailable(what, hint=hint) from error
-        self._guardian = Guardian(self.path)
         self._generation = 0
 
     def new_generation(self) -> Path:

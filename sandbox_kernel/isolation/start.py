@@ -42,7 +42,7 @@ def start_sandbox(
     key = os.urandom(32).hex()
     # The boot files travel with the wrapper, so that no image or environment can hold another
     # version of them.
-    for name in ("boot.py", "bridge.py"):
+    for name in ("boot.py", "bridge.py", "checkpoint.py"):
         (directory / name).write_bytes((_INNER / name).read_bytes())
     _write_connection_file(directory, sandbox, key, session, argv)
     lifeline = Lifeline(directory, sandbox.owner)

@@ -1,107 +1,243 @@
-"""What a sandbox uses, read from the host's ``/proc``: never anything said from inside."""
+"""What a sandbox and a cell in it use: always read from the host, never anything said from inside.
+
+From the sandbox's cgroup where there is one, else from ``/proc``; ``Meter.source`` says which.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+from sandbox_kernel.limits.cgroup import Cgroup, Memory
+from sandbox_kernel.limits.growth import (
+    Processes,
+    gained_bytes,
+    heritage_bytes,
+    highest_growth,
+    sort_processes,
+)
+from sandbox_kernel.limits.host import host_virtual_memory, sandbox_virtual_memory
+from sandbox_kernel.limits.proc import (
+    MAX_PROCESSES,
+    MAX_THREADS,
+    Leaders,
+    Status,
+    anon_bytes,
+    find_leaders,
+    is_checkpoint,
+    process_tree,
+    read_stat,
+    read_status,
+    reset_highest,
+    ticks_now,
+)
+from sandbox_kernel.limits.reading import Baseline, Reading, Snapshot
+from sandbox_kernel.limits.tree import Tree, TreeMemory
 
+__all__ = ["Baseline", "CellMeter", "Meter", "Reading", "host_virtual_memory", "process_tree"]
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """One reading of a process tree."""
-
-    cpu_seconds: float
-    memory_bytes: int
-    processes: int
-
-
-def process_tree(root: int) -> Iterator[int]:
-    """``root`` and its descendants. Orphans stay in it: a pid namespace's init adopts them."""
-    waiting = [root]
-    while waiting:
-        pid = waiting.pop()
-        yield pid
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                waiting += map(int, children.read_text().split())
-            except OSError:
-                continue  # ended while we looked
-
-
-def read_usage(root: int) -> Usage:
-    """CPU time (ended children included), proportional memory and number of processes."""
-    ticks = memory = processes = 0
-    for pid in process_tree(root):
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            memory += _memory_bytes(pid)
-        except OSError:
-            continue  # ended while we looked
-        ticks += sum(map(int, stat[11:15]))
-        processes += 1
-    return Usage(ticks / _TICKS_PER_SECOND, memory, processes)
-
-
-def _memory_bytes(pid: int) -> int:
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except PermissionError:
-        pass  # a process of another user: its resident set is public
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+PROC: Final = "/proc"
+_NOBODY: Final = 0  # no process has this pid
 
 
 class Meter:
-    """Answers ``usage_request``: CPU in percent since the last answer, memory now."""
+    """Measures one sandbox: the processes below ``root_pid``, all in ``cgroup`` if there is one.
 
-    def __init__(self) -> None:
-        self._last: tuple[int, float, float] | None = None
+    After the sandbox's end it goes on to say how much CPU time that has used. Without a ``root_pid``
+    there is nothing to measure.
+    """
 
-    def usage_reply(self, root: int | None) -> dict[str, Any]:
-        """Content of a ``usage_reply`` for the sandbox below ``root``, in ipykernel's terms."""
-        now = time.monotonic()
-        usage = Usage(0.0, 0, 0) if root is None else read_usage(root)
-        percent = 0.0
-        if root is not None and self._last is not None and self._last[0] == root:
-            _, then, cpu_seconds = self._last
-            percent = 100 * max(0.0, usage.cpu_seconds - cpu_seconds) / max(now - then, 1e-3)
-        self._last = None if root is None else (root, now, usage.cpu_seconds)
+    def __init__(self, root_pid: int | None = None, cgroup: Cgroup | None = None) -> None:
+        # What `usage_reply` shows as the memory there is: the user's budget.
+        self.memory_limit: int | None = None
+        self._root = _NOBODY if root_pid is None else root_pid
+        self._cgroup = cgroup
+        # It may be without one of the two controllers.
+        self._has_memory = cgroup is not None and cgroup.memory() is not None
+        self._has_cpu = cgroup is not None and cgroup.cpu_seconds() is not None
+        self._tree = Tree(self._root)
+        self._tree_memory = TreeMemory()
+        self._leaders: Leaders | None = None
+        self._kernel_parent = 0
+        self._cpu_seconds = 0.0
+        self._last_answer: tuple[float, float] | None = None
+
+    @property
+    def source(self) -> str:
+        """Where memory is read: ``cgroup v2``, ``cgroup v1`` or ``/proc``."""
+        return self._cgroup.source if self._cgroup is not None and self._has_memory else PROC
+
+    @property
+    def cpu_source(self) -> str:
+        return self._cgroup.source if self._cgroup is not None and self._has_cpu else PROC
+
+    @property
+    def kernel_pid(self) -> int | None:
+        """The host's pid of the process that runs cells, as of the last reading."""
+        return None if self._leaders is None else self._leaders.kernel
+
+    def oom_kills(self) -> int:
+        """How often the kernel has killed for want of memory; only a cgroup knows."""
+        return 0 if self._cgroup is None else self._cgroup.oom_kills()
+
+    def memory_bytes(self, limit: int | None = None) -> int:
+        """The whole sandbox's. Without a cgroup it is an upper bound up to ``limit``: that is cheap."""
+        return self._exact(self._snapshot(), limit).total
+
+    # -- a cell ------------------------------------------------------------------------------------
+
+    def begin(self) -> Baseline:
+        """On the way of every cell, so it leaves out what is costly."""
+        ticks = ticks_now()
+        snapshot = self._snapshot(scan=False)
+        pid, kernel = self._find_kernel(snapshot)
+        if kernel is not None and reset_highest(pid):
+            kernel = kernel._replace(highest=kernel.resident)
+        return Baseline(ticks, self._read_cpu(), snapshot, pid, kernel)
+
+    def read(self, baseline: Baseline, memory_limit: int | None = None) -> Reading:
+        """What was used since ``baseline``; on ``memory_limit`` see ``memory_bytes``."""
+        now = self._snapshot()
+        pid, kernel = self._find_kernel(now)
+        processes = sort_processes(baseline, now, pid)
+        growth = peak = self._growth(baseline, now, processes, kernel)
+        threads = 0
+        if kernel is not None and baseline.kernel is not None:
+            threads = kernel.threads - baseline.kernel.threads
+            if pid == baseline.kernel_pid:
+                peak = max(growth, highest_growth(baseline.kernel, kernel))
+        return Reading(
+            cpu_seconds=self._read_cpu() - baseline.cpu_seconds,
+            memory_bytes=self._exact(now, memory_limit).total,
+            growth_bytes=growth,
+            growth_peak=peak,
+            processes=1 + processes.added,
+            tasks=self._tasks(now),
+            kernel_threads_added=threads,
+            complete=now.complete,
+        )
+
+    def _growth(
+        self, baseline: Baseline, now: Snapshot, processes: Processes, kernel: Status | None
+    ) -> int:
+        before = baseline.snapshot.memory
+        heritage = heritage_bytes(baseline, kernel)
+        gained = gained_bytes(baseline, now, processes, heritage)
+        shmem = now.memory.shmem - before.shmem
+        if self._has_memory:
+            total = now.memory.anon - before.anon
+            if now.complete:
+                # Forks have gained nothing at least and all they have at most.
+                total = min(total, gained + sum(now.anon[pid] for pid in processes.forked))
+            return shmem + max(gained, total)
+        forked = {pid: now.statuses[pid] for pid in processes.forked}
+        return shmem + gained + self._tree_memory.forked_bytes(forked, heritage)
+
+    # -- its parts ---------------------------------------------------------------------------------
+
+    def _snapshot(self, *, scan: bool = True) -> Snapshot:
+        """The sandbox now; ``scan``: look through open files for memory as well."""
+        if self._cgroup is not None and self._has_memory:
+            pids = self._cgroup.pids()
+            # One that is about to end is there still, but has nothing any more.
+            anon = {pid: anon for pid in pids[:MAX_PROCESSES] if (anon := anon_bytes(pid))}
+            memory = self._cgroup.memory() or Memory(0, 0, 0)  # it has ended
+            return Snapshot(memory, anon, {}, {}, complete=len(pids) <= MAX_PROCESSES)
+        stats = self._tree.look()
+        statuses = {pid: status for pid in stats if (status := read_status(pid)) is not None}
+        supervisor = None if self._leaders is None else self._leaders.supervisor
+        memory = self._tree_memory.read(statuses, supervisor, scan=scan)
+        anon = {pid: status.anon for pid, status in statuses.items()}
+        threads = sum(stat.threads for stat in stats.values())
+        complete = len(stats) < MAX_PROCESSES and threads < MAX_THREADS
+        return Snapshot(memory, anon, stats, statuses, complete)
+
+    def _find_kernel(self, snapshot: Snapshot) -> tuple[int, Status | None]:
+        """The kernel process; another one if the last has ended and a checkpoint took over."""
+        if self._leaders is not None:
+            status = read_status(self._leaders.kernel)
+            same = status is not None and status.parent == self._kernel_parent
+            if status is not None and same and not is_checkpoint(status):
+                return self._leaders.kernel, status
+        self._leaders = find_leaders(self._root, snapshot.anon)
+        status = None if self._leaders is None else read_status(self._leaders.kernel)
+        if self._leaders is None or status is None:
+            return 0, None
+        self._kernel_parent = status.parent
+        return self._leaders.kernel, status
+
+    def _exact(self, now: Snapshot, limit: int | None) -> Memory:
+        if self._has_memory or (limit is not None and now.memory.total <= limit):
+            return now.memory
+        return self._tree_memory.exact(now.statuses, now.memory)
+
+    def _read_cpu(self) -> float:
+        if self._cgroup is not None and self._has_cpu:
+            seconds = self._cgroup.cpu_seconds()
+        else:
+            if self._has_memory:
+                self._tree.look()  # else the snapshot has
+            seconds = self._tree.cpu_seconds
+        # A cgroup that is removed says no more; what was used stays used.
+        self._cpu_seconds = max(self._cpu_seconds, seconds or 0.0)
+        return self._cpu_seconds
+
+    def _tasks(self, now: Snapshot) -> int:
+        tasks = None if self._cgroup is None else self._cgroup.tasks()
+        if tasks is not None:
+            return tasks
+        stats = now.stats or {pid: stat for pid in now.anon if (stat := read_stat(pid))}
+        return sum(stat.threads for stat in stats.values())
+
+    # -- usage_request -----------------------------------------------------------------------------
+
+    def usage_reply(self) -> dict[str, Any]:
+        """Content of a ``usage_reply`` in ipykernel's terms: CPU in percent since the last one."""
+        snapshot = self._snapshot()
+        self._find_kernel(snapshot)
+        memory = self._exact(snapshot, None)
+        moment, cpu_seconds = time.monotonic(), self._read_cpu()
+        then, cpu_then = self._last_answer or (moment, cpu_seconds)
+        self._last_answer = (moment, cpu_seconds)
+        limit = self.memory_limit
         return {
             "hostname": os.uname().nodename,
             "pid": os.getpid(),
-            "kernel_cpu": round(percent, 1),
-            "kernel_memory": usage.memory_bytes,
+            "kernel_cpu": round(100 * (cpu_seconds - cpu_then) / max(moment - then, 1e-3), 1),
+            "kernel_memory": memory.total,
             "cpu_count": os.cpu_count(),
-            "host_virtual_memory": host_virtual_memory(),
+            "host_virtual_memory": (
+                host_virtual_memory() if limit is None else sandbox_virtual_memory(memory, limit)
+            ),
         }
 
 
-def host_virtual_memory() -> dict[str, Any]:
-    """The host's memory with psutil's keys: frontends read some of them without asking."""
-    info = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        info[name] = int(value.split()[0]) * 1024
-    total, available = info["MemTotal"], info["MemAvailable"]
-    cached = info["Cached"] + info.get("SReclaimable", 0)
-    return {
-        "total": total,
-        "available": available,
-        "percent": round(100 * (total - available) / total, 1),
-        "used": total - available,
-        "free": info["MemFree"],
-        "active": info["Active"],
-        "inactive": info["Inactive"],
-        "buffers": info["Buffers"],
-        "cached": cached,
-        "shared": info.get("Shmem", 0),
-        "slab": info.get("Slab", 0),
-    }
+class CellMeter:
+    """One cell's usage as it adds up. ``memory_limit`` is that of the whole sandbox."""
+
+    def __init__(self, meter: Meter, memory_limit: int | None = None) -> None:
+        self._meter = meter
+        self._memory_limit = memory_limit
+        self.baseline = meter.begin()
+        self.cpu_seconds = 0.0
+        # Of the sandbox, now.
+        self.memory_bytes = 0
+        # By how much the cell has made the sandbox grow: now, and at most.
+        self.growth_bytes = 0
+        self.memory_peak_bytes = 0
+        self.processes_peak = 1
+
+    @property
+    def memory_delta_bytes(self) -> int:
+        return self.growth_bytes
+
+    def sample(self) -> Reading:
+        reading = self._meter.read(self.baseline, self._memory_limit)
+        self.cpu_seconds = reading.cpu_seconds
+        if reading.tasks:  # else the sandbox has ended: what it used last is what counts
+            self.memory_bytes = reading.memory_bytes
+            self.growth_bytes = reading.growth_bytes
+            self.memory_peak_bytes = max(self.memory_peak_bytes, reading.growth_peak)
+            self.processes_peak = max(self.processes_peak, reading.processes)
+        return reading

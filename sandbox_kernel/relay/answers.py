@@ -67,40 +67,54 @@ class Answers:
         self.reply(request, content)
         self.status("idle", request.message)
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: Request, metadata: Mapping[str, Any]) -> None:
         self.status("busy", request.message)
-        self.reply(request, {"status": "aborted"}, self._cell_metadata("aborted"))
+        content = {"status": "aborted"}
+        self.reply(request, content, {**self._cell_metadata("aborted"), **metadata})
         self.status("idle", request.message)
 
     def refuse(self, request: Request, error: SandboxError) -> None:
         """Answer a request for which there is no sandbox."""
         if request.is_cell:
             self.status("busy", request.message)
-            if not request.silent:
-                shown = {"code": request.message.content["code"], "execution_count": 0}
-                self.publish("execute_input", shown, request.message)
-            self.fail(RunningCell(request, execution_count=0), error)
+            self.show_input(request, 0)
+            cell = RunningCell(request, execution_count=0)
+            self.show_error(cell, error)
+            self.cell_reply(cell, error_content(error))
+            self.status("idle", request.message)
         elif request.msg_type == "kernel_info_request":
             # The frontend must come up, or nobody would see the reason.
             self.answer(request, unavailable_kernel_info(error))
         elif request.expects_reply:
             self.answer(request, error_content(error))
 
-    def fail(self, cell: RunningCell, error: SandboxError) -> None:
-        """End a cell with an error; what it was told already is not said again."""
-        request, content = cell.request, error_content(error)
-        if not cell.idle_seen:
-            shown = {key: content[key] for key in ("ename", "evalue", "traceback")}
-            self.publish("error", shown, request.message)
-        if not cell.reply_seen:
-            rest: dict[str, Any] = {
-                "execution_count": cell.execution_count,
-                "user_expressions": {},
-                "payload": [],
-            }
-            self.reply(request, content | rest, self._cell_metadata("error"))
-        if not cell.idle_seen:
-            self.status("idle", request.message)
+    def show_input(self, request: Request, execution_count: int) -> None:
+        """What ipykernel says when a cell begins."""
+        if not request.silent:
+            shown = {"code": request.message.content["code"], "execution_count": execution_count}
+            self.publish("execute_input", shown, request.message)
+
+    def show_error(
+        self, cell: RunningCell, error: SandboxError, inner_traceback: Sequence[str] = ()
+    ) -> None:
+        content = error_content(error, inner_traceback)
+        shown = {key: content[key] for key in ("ename", "evalue", "traceback")}
+        self.publish("error", shown, cell.request.message)
+
+    def cell_reply(
+        self,
+        cell: RunningCell,
+        content: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """The wrapper's own reply to a cell."""
+        rest: dict[str, Any] = {
+            "execution_count": cell.execution_count,
+            "user_expressions": {},
+            "payload": [],
+        }
+        cell_metadata = self._cell_metadata(content["status"])
+        self.reply(cell.request, {**content, **rest}, {**cell_metadata, **(metadata or {})})
 
     def _cell_metadata(self, status: str) -> dict[str, Any]:
         """Metadata of a cell's reply with the keys that ipykernel gives it."""
@@ -118,12 +132,12 @@ class Answers:
         socket.send_multipart(self._codec.write(message, idents), zmq.NOBLOCK, copy=False)
 
 
-def error_content(error: SandboxError) -> dict[str, Any]:
+def error_content(error: SandboxError, inner_traceback: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "status": "error",
         "ename": error.ename,
         "evalue": str(error),
-        "traceback": error.traceback(),
+        "traceback": error.traceback(inner_traceback),
     }
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from sandbox_kernel.relay.wire import Message
+from sandbox_kernel.policy.model import Limits
+from sandbox_kernel.relay.wire import Message, decode_object
 
 Channel = Literal["shell", "control"]
 
@@ -62,6 +63,12 @@ class Request:
         return bool(self.message.content.get("allow_stdin", False))
 
     @property
+    def asked_limits(self) -> object:
+        """What the client wants this cell's limits to be; ``None`` if it says nothing."""
+        asked = decode_object(self.message.frames[2]).get("sandbox")
+        return asked.get("limits") if isinstance(asked, dict) else asked
+
+    @property
     def lane_id(self) -> str | None:
         subshell_id = self.message.header.get("subshell_id")
         return subshell_id if isinstance(subshell_id, str) else None
@@ -69,17 +76,30 @@ class Request:
 
 @dataclass(slots=True)
 class RunningCell:
-    """The execute in flight: over when both its reply and its idle have been seen."""
+    """The execute in flight: over when both its reply and its idle have come, which are held."""
 
     request: Request
+    # Its place among all cells of this kernel: checkpoints are labelled with it.
+    serial: int = 0
+    audit_id: str = ""
+    limits: Limits | None = None
     execution_count: int | None = None
-    reply_seen: bool = False
-    idle_seen: bool = False
+    reply: Message | None = None
+    idle: Message | None = None
+    # The error it published after it was stopped; shown within the wrapper's own.
+    error: Message | None = None
+    shown_bytes: int = 0
+    # What counts against its limits: all it sends.
+    output_bytes: int = 0
+    text_bytes: int = 0
+    messages: int = 0
+    # What stands right behind it and is answered by the wrapper, in its turn.
+    questions: list[Request] = field(default_factory=list)
     aborted: list[Request] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
-        return self.reply_seen and self.idle_seen
+        return self.reply is not None and self.idle is not None
 
 
 @dataclass(slots=True)
@@ -126,6 +146,11 @@ class Cells:
 
     def running(self, msg_id: str | None) -> RunningCell | None:
         return None if msg_id is None else self._running.get(msg_id)
+
+    def ahead_of(self, request: Request) -> RunningCell | None:
+        """The cell that runs in the request's lane."""
+        lane = self._lanes.get(request.lane_id)
+        return None if lane is None else lane.running
 
     @property
     def in_flight(self) -> list[RunningCell]:

@@ -18,18 +18,20 @@ from sandbox_kernel.isolation.start import PORTS, SOCKET_PREFIX
 # name there; on control and stdin it has the only other end.
 WRAPPER_IDENTITY: Final = b"wrapper"
 
-MAX_FRAME_BYTES: Final = 64 << 20
-QUEUED_MESSAGES: Final = 64
+MAX_FRAME_BYTES: Final = 16 << 20
+# Of large messages each may be a frame of that size, and the queue is the wrapper's memory.
+QUEUED_MESSAGES: Final = 4
 
 
 class InnerSockets:
-    """Bound sockets of one sandbox; a replacement gets new ones, so nothing stale can arrive."""
+    """Bound sockets of one kernel process; a successor gets new ones, so nothing stale can arrive."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         directory: Path,
         owner: tuple[int, int] | None,
+        prefix: str = SOCKET_PREFIX,
     ) -> None:
         self.shell = context.socket(zmq.DEALER)
         self.control = context.socket(zmq.DEALER)
@@ -39,7 +41,7 @@ class InnerSockets:
         self.iopub = context.socket(zmq.PULL)
         self.shell.identity = WRAPPER_IDENTITY
         self.monitors: list[zmq.Socket[bytes]] = []
-        self._paths = [directory / f"{SOCKET_PREFIX}-{port}" for port in PORTS.values()]
+        self._paths = [directory / f"{prefix}-{port}" for port in PORTS.values()]
         try:
             for channel, path in zip(PORTS, self._paths, strict=True):
                 self._bind(getattr(self, channel), path, owner)

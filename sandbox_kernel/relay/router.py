@@ -8,32 +8,58 @@ What does not fit is dropped and counted, never raised.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import zmq
 
-from sandbox_kernel.errors import SandboxError
+from sandbox_kernel.errors import CellLimitExceeded, PolicyViolation, SandboxError, SandboxLost
+from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.log import log
+from sandbox_kernel.outputs.annotate import annotate_output, strip_metadata
+from sandbox_kernel.outputs.receipt import METADATA_KEY, Exceeded, new_audit_id
+from sandbox_kernel.policy.model import Policy
 from sandbox_kernel.relay.answers import Answers
 from sandbox_kernel.relay.cells import OVERTAKING, Cells, Channel, Request, RunningCell
 from sandbox_kernel.relay.frontend import FrontendSockets
 from sandbox_kernel.relay.inner import InnerSockets
 from sandbox_kernel.relay.loop import Loop
-from sandbox_kernel.relay.wire import Author, Codec, Message, WireError
+from sandbox_kernel.relay.settle import NOTHING_USED, Ending, Settler
+from sandbox_kernel.relay.wire import (
+    Author,
+    Codec,
+    Message,
+    WireError,
+    decode_object,
+    encode_object,
+)
 
 MAX_OUTSTANDING: Final = 1 << 16
 # One source may not starve the others: control stays responsive in a flood of output.
 TURN_SECONDS: Final = 0.02
 # ipykernel sends an idle but no reply when its handler fails; the reply, if any, is right behind.
 REPLY_GRACE_SECONDS: Final = 1.0
-
-
 # Cells of one "Run all" come within this time.
 BURST_SECONDS: Final = 0.1
+# How long a kernel that is gone may still be listened to: it may have left a flood.
+LAST_WORDS_SECONDS: Final = 0.2
+# A question behind a cell is answered in its turn, but not later than this.
+QUESTION_SECONDS: Final = 0.8
+# What a cell shows, and what counts as such.
+DISPLAYS: Final = frozenset({"display_data", "execute_result", "update_display_data"})
+OUTPUTS: Final = DISPLAYS | {"stream", "error", "clear_output", "comm_open", "comm_msg"}
+# Outputs between cells are counted anew this often.
+BETWEEN_SECONDS: Final = 10.0
+# A frontend's debugger lets a stopped cell run on.
+UNDO: Final = "%undo"
+KERNEL_ENDED: Final = SandboxLost(
+    "The kernel's process ended twice over this request.", hint="Do not send it again."
+)
+RUN_ON: Final = frozenset({"continue", "next", "stepIn", "stepOut", "disconnect", "terminate"})
 
 
 class Host(Protocol):
@@ -42,6 +68,8 @@ class Host(Protocol):
     def shutdown(self, request: Request) -> None: ...
     def revive(self) -> None: ...
     def usage(self) -> Mapping[str, Any]: ...
+    def undo(self, cell: RunningCell) -> None: ...
+    def undo_request(self, request: Request) -> None: ...
 
 
 @dataclass(slots=True)
@@ -51,6 +79,8 @@ class Link:
     sockets: InnerSockets
     codec: Codec
     kernel_info: Mapping[str, Any] | None = None
+    # Questions of the wrapper's own, and what is done when they are answered.
+    asked: dict[str, Callable[[], None]] = field(default_factory=dict)
 
 
 class Router:
@@ -64,29 +94,47 @@ class Router:
         author: Author,
         answers: Answers,
         ports: Mapping[str, int],
+        policy: Policy,
+        settler: Settler,
         host: Host,
     ) -> None:
         self.drops: Counter[str] = Counter()
+        self.enforcer: Enforcer
         self._loop = loop
         self._frontend = frontend
         self._codec = codec
         self._answers = answers
         self._author = author
         self._ports = ports
+        self._policy = policy
+        self._settler = settler
         self._host = host
         self._link: Link | None = None
+        self._kernel_info: Mapping[str, Any] = {}
         self._failure: SandboxError | None = None
         self._notice: str | None = None
+        # What comes while no cell runs is counted here.
+        self._between = RunningCell(Request("shell", author.message("execute_request", {})))
+        self._between_until = 0.0
+        # A cell whose idle has come, but not yet its reply: what comes after its idle must wait.
+        self._gate: RunningCell | None = None
         self._start_announced = False
+        self._debugging = False
         self._execution_count = 0
+        self._serials = itertools.count(1)
         self._asked_again: set[str] = set()
         self._cells = Cells()
+        # Requests that are no cells but run code all the same: a widget's callback, a completion.
+        self._callbacks: dict[str, RunningCell] = {}
         self._outstanding: OrderedDict[str, Request] = OrderedDict()
         self._shell_answers: dict[str, Callable[[Request], None]] = {
             "connect_request": self._connect_request,
             "shutdown_request": host.shutdown,
         }
-        self._control_answers = self._shell_answers | {"usage_request": self._usage_request}
+        self._control_answers = self._shell_answers | {
+            "usage_request": self._usage_request,
+            "undo_request": host.undo_request,
+        }
         loop.watch(frontend.hb, self._read_heartbeat)
         loop.watch(frontend.control, self._read_frontend_control)
         loop.watch(frontend.stdin, self._read_frontend_stdin)
@@ -102,7 +150,9 @@ class Router:
 
     def attach(self, link: Link) -> None:
         """Serve this inner kernel from now on: everything that waited is forwarded."""
+        assert link.kernel_info is not None
         self._link = link
+        self._kernel_info = link.kernel_info
         self._failure = None
         self._loop.watch(link.sockets.control, self._read_inner_control)
         self._loop.watch(link.sockets.stdin, self._read_inner_stdin)
@@ -111,31 +161,55 @@ class Router:
         for request in self._cells.release():
             self._forward(request)
 
-    def detach(self, error: SandboxError) -> None:
-        """The inner kernel is gone: end open cells with ``error``, keep other requests for the next."""
+    def suspend(self) -> None:
+        """The inner kernel is gone, for now or for ever; its open cells are concluded later.
+
+        Other requests that it has not answered are kept for the next.
+        """
         if self._link is None:
             return
         # What it said before it died still counts.
-        while self._link.sockets.iopub.poll(0):
+        self._gate = None
+        end = time.monotonic() + LAST_WORDS_SECONDS
+        while self._link.sockets.iopub.poll(0) and time.monotonic() < end:
             self._read_inner_iopub()
+            self._gate = None
         self._read_inner_shell()
         for socket in ("control", "stdin", "iopub", "shell"):
             self._loop.forget(getattr(self._link.sockets, socket))
         self._link = None
         lost = list(self._outstanding.values())
         self._outstanding.clear()
-        in_flight = self._cells.in_flight
-        for cell in in_flight:
-            self._fail_cell(cell, error)
-        if not in_flight:
-            self._notice = str(error)
-        # Once more, but not for ever: it may be what ended the sandbox.
+        # Once more, but not for ever: it may be what ended the kernel.
         again = [r for r in lost if not r.is_cell and r.msg_id not in self._asked_again]
         for request in lost:
             if not request.is_cell and request.msg_id in self._asked_again:
-                self._answers.refuse(request, error)
+                self._answers.refuse(request, KERNEL_ENDED)
         self._asked_again = {request.msg_id for request in again}
         self._cells.put_back(again)
+
+    def conclude(self, cell: RunningCell, ending: Ending) -> None:
+        """Say the last words of a cell and go on with the next."""
+        if not cell.request.is_cell:
+            self._callbacks.pop(cell.request.msg_id, None)
+            if ending.error is not None:
+                self._settler.settle(cell, ending)
+            return
+        failed = ending.error is not None or (cell.reply is not None and cell.reply.outline.failed)
+        if failed:
+            self._abort_behind(cell)
+        if cell.execution_count is None:
+            # The inner kernel died before its execute_input got here.
+            cell.execution_count = self._execution_count + (not cell.request.silent)
+        self._settler.settle(cell, ending)
+        questions, cell.questions = cell.questions, []
+        for request in questions:
+            self._say_what_it_is(request)
+        self._finish(cell)
+
+    def notice(self, text: str) -> None:
+        """Something to be said with the next cell, as there is none now."""
+        self._notice = text
 
     def refuse(self, error: SandboxError) -> None:
         """There is no sandbox to be had: say so to everything that waits and that still comes."""
@@ -143,7 +217,7 @@ class Router:
         failed_lanes = set()
         for request in self._cells.take_waiting():
             if request.is_cell and request.lane_id in failed_lanes:
-                self._answers.abort(request)
+                self._settler.abort(request, new_audit_id())
                 continue
             self._answers.refuse(request, error)
             if request.is_cell and request.stop_on_error:
@@ -161,6 +235,8 @@ class Router:
 
     def _admit(self, request: Request, answers: Mapping[str, Callable[[Request], None]]) -> None:
         answer = answers.get(request.msg_type)
+        if request.channel == "control":
+            self._overhear(request)
         if self._cells.running(request.msg_id) is not None:
             self._drop("msg_id of a running cell used again")
         elif answer is not None:
@@ -179,6 +255,15 @@ class Router:
         elif request.msg_type not in OVERTAKING:
             self._cells.hold(request)
 
+    def _overhear(self, request: Request) -> None:
+        """Requests on control that are passed on, but mean something to the wrapper too."""
+        if request.msg_type == "interrupt_request":
+            self.enforcer.insist()
+        elif request.msg_type == "debug_request":
+            self._debugging = True
+            if request.message.content.get("command") in RUN_ON:
+                self.enforcer.resume()
+
     def _admit_without_sandbox(self, request: Request) -> None:
         error = self._failure
         assert error is not None
@@ -196,6 +281,7 @@ class Router:
             if self._link is None or not self._cells.in_flight:
                 self._drop("input_reply without a running cell")
             else:
+                self.enforcer.resume()
                 self._send_in(self._link.sockets.stdin, message)
 
     def _read_subscriptions(self) -> None:
@@ -219,29 +305,109 @@ class Router:
     def _usage_request(self, request: Request) -> None:
         self._answers.answer(request, self._host.usage())
 
-    def _fail_cell(self, cell: RunningCell, error: SandboxError) -> None:
-        if not cell.reply_seen:
-            self._abort_behind(cell)
-        if cell.execution_count is None:
-            # The inner kernel died before its execute_input got here.
-            cell.execution_count = self._execution_count + (not cell.request.silent)
-        self._answers.fail(cell, error)
-        self._finish(cell)
+    def _kernel_info_request(self, request: Request) -> None:
+        cell = self._cells.ahead_of(request)
+        if request.channel == "control":
+            # The inner kernel's control thread is to see it; a cell can keep that from running.
+            self._send_request(request, request.message)
+            self._loop.call_later(QUESTION_SECONDS, lambda: self._answer_for_kernel(request))
+        elif cell is None:
+            self._say_what_it_is(request)
+        else:
+            cell.questions.append(request)
+            self._loop.call_later(QUESTION_SECONDS, lambda: self._answer_early(cell, request))
+
+    def _answer_for_kernel(self, question: Request) -> None:
+        if self._outstanding.pop(question.msg_id, None) is not None:
+            self._say_what_it_is(question)
+
+    def _answer_early(self, cell: RunningCell, question: Request) -> None:
+        """The cell takes long: a frontend that joins a busy kernel need not wait for it."""
+        if question in cell.questions:
+            cell.questions.remove(question)
+            self._say_what_it_is(question)
+            # The idle that came with it was not the kernel's.
+            self._answers.status("busy", cell.request.message)
+
+    def _say_what_it_is(self, request: Request) -> None:
+        """What the kernel said before any cell ran; a cell may have taught it to lie since."""
+        self._answers.answer(request, self._kernel_info)
 
     # -- to the inner kernel ---------------------------------------------------------------------
 
     def _forward(self, request: Request) -> None:
-        link = self._link
-        assert link is not None
-        if request.is_cell and self._notice is not None:
+        cell = self._cells.running(request.msg_id)
+        if cell is not None:
+            self._forward_cell(cell)
+            return
+        if request.msg_type == "kernel_info_request":
+            self._kernel_info_request(request)
+            return
+        if request.channel == "shell" and not self._cells.in_flight:
+            self._watch_callback(request)
+        self._send_request(request, request.message)
+
+    def _forward_cell(self, cell: RunningCell) -> None:
+        request = cell.request
+        cell.audit_id = new_audit_id()
+        cell.limits = limits = self._policy.limits
+        if self._notice is not None:
             text, self._notice = f"{self._notice}\n", None
             self._answers.publish("stream", {"name": "stderr", "text": text}, request.message)
+        asked = request.asked_limits
+        try:
+            if asked is not None:
+                cell.limits = limits = limits.tighten(asked)
+            self.enforcer.check_budget()
+        except (PolicyViolation, CellLimitExceeded) as error:
+            self._deny(cell, error)
+            return
+        if request.message.content["code"].strip() == UNDO:
+            self._begin(cell)
+            self._host.undo(cell)
+            return
+        cell.serial = next(self._serials)
+        terms = {
+            "serial": cell.serial,
+            "checkpoint": self._policy.checkpoint,
+            "memory_bytes": limits.memory_bytes,
+            "processes": limits.processes,
+            "file_bytes": limits.file_bytes,
+            "text_bytes": limits.text_bytes,
+        }
+        metadata = {**decode_object(request.message.frames[2]), METADATA_KEY: terms}
+        self.enforcer.begin(cell, limits)
+        self._send_request(request, request.message.with_metadata(encode_object(metadata)))
+
+    def _begin(self, cell: RunningCell) -> None:
+        """What ipykernel says first, for a cell that it will not see."""
+        self._answers.status("busy", cell.request.message)
+        cell.execution_count = self._execution_count + (not cell.request.silent)
+        self._answers.show_input(cell.request, cell.execution_count)
+
+    def _deny(self, cell: RunningCell, error: SandboxError) -> None:
+        self._begin(cell)
+        if isinstance(error, CellLimitExceeded):
+            exceeded = Exceeded(error.limit, error.allowed, error.used, error.action)
+            ending = Ending(NOTHING_USED, error=error, outcome=error.outcome, exceeded=exceeded)
+        else:
+            ending = Ending(NOTHING_USED, error=error, outcome="denied")
+        self.conclude(cell, ending)
+
+    def _watch_callback(self, request: Request) -> None:
+        callback = RunningCell(request, audit_id=new_audit_id(), limits=self._policy.limits)
+        self._callbacks[request.msg_id] = callback
+        self.enforcer.begin(callback, self._policy.limits)
+
+    def _send_request(self, request: Request, message: Message) -> None:
+        link = self._link
+        assert link is not None
         if request.expects_reply:
             self._outstanding[request.msg_id] = request
             if len(self._outstanding) > MAX_OUTSTANDING:
                 self._outstanding.popitem(last=False)
         by_control = request.channel == "control" and not request.is_cell
-        self._send_in(link.sockets.control if by_control else link.sockets.shell, request.message)
+        self._send_in(link.sockets.control if by_control else link.sockets.shell, message)
 
     def _send_in(self, socket: zmq.Socket[bytes], message: Message) -> None:
         assert self._link is not None
@@ -268,6 +434,10 @@ class Router:
 
     def _take_reply(self, message: Message, inner_channel: Channel) -> None:
         if self._author.made(message.parent_id):
+            assert self._link is not None
+            answered = self._link.asked.pop(message.parent_id or "", None)
+            if answered is not None:
+                answered()
             return
         request = self._outstanding.get(message.parent_id or "")
         if (
@@ -279,19 +449,17 @@ class Router:
             self._drop("reply without a request")
             return
         del self._outstanding[request.msg_id]
+        message = message.with_metadata(strip_metadata(message.frames[2]))
         if message.msg_type == "kernel_info_reply":
-            # What it said before any cell ran; a cell may have taught it to lie since.
-            assert self._link is not None
-            assert self._link.kernel_info is not None
-            message = message.with_content(self._link.kernel_info)
+            message = message.with_content(encode_object(self._kernel_info))
         cell = self._cells.running(request.msg_id)
-        if cell is not None and message.outline.failed:
-            self._abort_behind(cell)
-        self._answers.forward_reply(request, message)
-        if cell is not None:
-            cell.reply_seen = True
-            if cell.over:
-                self._finish(cell)
+        if cell is None:
+            self._answers.forward_reply(request, message)
+            return
+        cell.reply = message
+        self._open_gate(cell)
+        if cell.over:
+            self.enforcer.over(cell)
 
     def _read_inner_stdin(self) -> None:
         if self._link is None:
@@ -301,10 +469,11 @@ class Router:
             if message.msg_type != "input_request" or cell is None or not cell.request.allow_stdin:
                 self._drop("input_request without a cell that allows stdin")
                 continue
+            self.enforcer.pause(cell)
             self._answers.forward_prompt(cell.request, message)
 
     def _read_inner_iopub(self) -> None:
-        if self._link is None:
+        if self._link is None or self._gate is not None:
             return
         for message in self._read_hostile(self._link.sockets.iopub):
             if self._author.made(message.parent_id):
@@ -315,26 +484,96 @@ class Router:
                 if self._start_announced:
                     continue
                 self._start_announced = True
-            self._answers.forward_output(message)
-            cell = self._cells.running(message.parent_id)
-            if cell is None:
+            cell = self._cells.running(message.parent_id) or self._callbacks.get(
+                message.parent_id or ""
+            )
+            is_idle = message.msg_type == "status" and message.outline.is_state("idle")
+            if cell is not None and is_idle:
+                self._take_idle(cell, message)
+                if self._gate is not None:
+                    return
                 continue
-            if message.msg_type == "execute_input":
-                if message.outline.count is not None:
-                    cell.execution_count = self._execution_count = message.outline.count
-            elif message.msg_type == "status" and message.outline.is_state("idle"):
-                cell.idle_seen = True
-                if cell.over:
-                    self._finish(cell)
-                else:
-                    self._loop.call_later(REPLY_GRACE_SECONDS, self._without_reply(cell))
+            # What names no cell that runs is on the bill of the one that does, or of the pause.
+            account = cell or next(iter(self._cells.in_flight), self._between)
+            if self._may_show(account, message):
+                self._pass_output(message, cell)
 
-    def _without_reply(self, cell: RunningCell) -> Callable[[], None]:
-        def give_up_waiting() -> None:
-            if self._cells.running(cell.request.msg_id) is cell and not cell.reply_seen:
-                self._finish(cell)
+    def _take_idle(self, cell: RunningCell, idle: Message) -> None:
+        idle = idle.with_metadata(strip_metadata(idle.frames[2]))
+        if not cell.request.is_cell:
+            self._answers.forward_output(idle)
+            self.enforcer.over(cell)
+            return
+        cell.idle = idle
+        if cell.over:
+            self.enforcer.over(cell)
+            return
+        assert self._link is not None
+        self._gate = cell
+        self._loop.forget(self._link.sockets.iopub)
+        self._loop.call_later(REPLY_GRACE_SECONDS, lambda: self._without_reply(cell))
 
-        return give_up_waiting
+    def _open_gate(self, cell: RunningCell) -> None:
+        if self._gate is cell and self._link is not None:
+            self._gate = None
+            self._loop.watch(self._link.sockets.iopub, self._read_inner_iopub)
+
+    def _without_reply(self, cell: RunningCell) -> None:
+        self._open_gate(cell)
+        if self._cells.running(cell.request.msg_id) is cell and cell.reply is None:
+            self.enforcer.over(cell)
+
+    def _may_show(self, account: RunningCell, message: Message) -> bool:
+        """Count a message; whether it is within the limits of the cell that answers for it."""
+        account.messages += 1
+        account.output_bytes += message.weight
+        if message.msg_type in OUTPUTS:
+            account.shown_bytes += message.size
+        if message.msg_type == "stream":
+            account.text_bytes += message.size
+        if message.msg_type == "error" and self.enforcer.stopped(account):
+            account.error = message
+            return False
+        if account is self._between:
+            return self._may_show_between(account)
+        assert account.limits is not None
+        return self.enforcer.output(account, account.limits)
+
+    def _may_show_between(self, account: RunningCell) -> bool:
+        """Between cells, widgets and threads may send in each stretch of time as much as a cell."""
+        now = time.monotonic()
+        if now > self._between_until:
+            self._between_until = now + BETWEEN_SECONDS
+            account.messages = account.output_bytes = account.text_bytes = 0
+        limits = self._policy.limits
+        shown = (
+            (limits.messages, account.messages),
+            (limits.output_bytes, account.output_bytes),
+            (limits.text_bytes, account.text_bytes),
+        )
+        if all(allowed is None or used <= allowed for allowed, used in shown):
+            return True
+        self._drop("output between cells beyond the limits of one")
+        self._notice = "Output between cells was dropped: it was more than a cell may show."
+        return False
+
+    def _pass_output(self, message: Message, cell: RunningCell | None) -> None:
+        """On to the frontend, with nothing in it that only the wrapper may say."""
+        if message.msg_type in DISPLAYS:
+            audit_id = None if cell is None else cell.audit_id
+            message = message.with_content(annotate_output(message.frames[3], audit_id))
+        elif cell is not None and message.msg_type == "execute_input":
+            if message.outline.count is not None:
+                cell.execution_count = self._execution_count = message.outline.count
+        elif message.msg_type == "debug_event":
+            self._overhear_debugger(message)
+        self._answers.forward_output(message.with_metadata(strip_metadata(message.frames[2])))
+
+    def _overhear_debugger(self, event: Message) -> None:
+        # Only when the frontend debugs: else a cell could stop its own clock with it.
+        if self._debugging and event.outline.is_event("stopped"):
+            for cell in self._cells.in_flight:
+                self.enforcer.pause(cell)
 
     def _abort_behind(self, cell: RunningCell) -> None:
         """Called before the frontend learns of the error: what it sends after that may run."""
@@ -345,7 +584,7 @@ class Router:
     def _finish(self, cell: RunningCell) -> None:
         self._cells.finish(cell)
         for request in cell.aborted:
-            self._answers.abort(request)
+            self._settler.abort(request, new_audit_id())
         if self._link is not None:
             for request in self._cells.release():
                 self._forward(request)

@@ -42,12 +42,13 @@ class _Object(msgspec.Struct):
 class Outline(msgspec.Struct, frozen=True):
     """The few values of a content that the router acts on, as raw JSON.
 
-    A content may be 64 MiB of brackets; reading it this way checks all of it and builds nothing.
+    A content may be 16 MiB of brackets; reading it this way checks all of it and builds nothing.
     """
 
     status: msgspec.Raw = msgspec.Raw(b"null")
     execution_state: msgspec.Raw = msgspec.Raw(b"null")
     execution_count: msgspec.Raw = msgspec.Raw(b"null")
+    event: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
     def failed(self) -> bool:
@@ -55,6 +56,9 @@ class Outline(msgspec.Struct, frozen=True):
 
     def is_state(self, state: str) -> bool:
         return bytes(self.execution_state) == f'"{state}"'.encode()
+
+    def is_event(self, event: str) -> bool:
+        return bytes(self.event) == f'"{event}"'.encode()
 
     @property
     def count(self) -> int | None:
@@ -118,9 +122,23 @@ class Message:
         """The content, decoded: for the frontend's messages, whose size is the user's own affair."""
         return decode_object(self.frames[3])
 
-    def with_content(self, content: Mapping[str, Any]) -> Message:
+    @property
+    def size(self) -> int:
+        """Bytes of what it shows: content and buffers."""
+        return len(self.frames[3]) + sum(map(len, self.buffers))
+
+    @property
+    def weight(self) -> int:
+        """Bytes of all in it that may be large."""
+        return self.size + len(self.frames[2]) + sum(map(len, self.idents))
+
+    def with_content(self, content: bytes) -> Message:
         header, parent, metadata, _ = self.frames
-        return replace(self, frames=(header, parent, metadata, encode_object(content)))
+        return replace(self, frames=(header, parent, metadata, content))
+
+    def with_metadata(self, metadata: bytes) -> Message:
+        header, parent, _, content = self.frames
+        return replace(self, frames=(header, parent, metadata, content))
 
 
 @dataclass(frozen=True, slots=True)

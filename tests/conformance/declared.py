@@ -23,6 +23,18 @@ DECLARED: tuple[Declared, ...] = (
         why="who opens a console must see which kernel it is, and what protects the host",
     ),
     Declared(
+        request="*",
+        where="*execute_reply.metadata*",
+        what="the reply's metadata have the receipt of the cell",
+        why="what a cell used, and how it ended, belongs to its answer; under a key of its own",
+    ),
+    Declared(
+        request="*",
+        where="*.content.metadata*",
+        what="an output's metadata have the id of the cell's receipt",
+        why="it says which cell made the output, wherever the output is taken to",
+    ),
+    Declared(
         request="the notebook's folder can be written",
         where="*",
         what="the notebook's folder cannot be written",

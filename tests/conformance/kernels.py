@@ -35,6 +35,10 @@ def write_sandboxed_spec(kernels: Path, name: str) -> None:
 
 def private_environment(home: Path) -> dict[str, str]:
     """The environment for a kernel whose settings, history and state live under `home`."""
+    policy = home / "metadata.yaml"
+    # A receipt after each cell is an output that the plain kernel does not have.
+    policy.write_text("annotate: metadata\n")
+    policy.chmod(0o600)
     # ipykernel does not catch the output of subprocesses when it is run by pytest.
     inherited = {name: os.environ[name] for name in os.environ if name != "PYTEST_CURRENT_TEST"}
     return {
@@ -48,6 +52,7 @@ def private_environment(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "IPYTHONDIR": str(home / "ipython"),
         "SANDBOX_KERNEL_HOME": str(home / "sandbox-kernel"),
+        "SANDBOX_KERNEL_POLICY": str(policy),
     }
 
 

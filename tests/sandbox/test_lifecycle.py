@@ -53,21 +53,30 @@ def mounts() -> str:
     ],
     ids=["exits", "kills_itself", "segfaults", "aborts", "gets_a_real_time_signal"],
 )
-def test_a_cell_that_ends_its_kernel_gets_an_error_and_the_next_one_runs(
+def test_a_cell_that_ends_its_kernel_gets_an_error_and_the_variables_stay(
     kernel: Kernel, how: str
 ) -> None:
     assert kernel.run("precious = 1").status == "ok"
     wrapper = kernel.wrapper_pid
-    lost = kernel.run(how)
+    lost = kernel.run(f"precious = 2; {how}")
     assert lost.ename == "SandboxLost"
-    assert "variables of this notebook are gone" in lost.evalue
+    assert "all variables of earlier cells are kept" in lost.evalue
     assert [m["content"]["ename"] for m in lost.messages if m["msg_type"] == "error"] == [
         "SandboxLost"
     ]
-    after = kernel.run("'precious' in globals()")
-    assert after.result == "False"
+    assert kernel.run("precious").result == "1"
     assert kernel.wrapper_pid == wrapper
     assert kernel.manager.is_alive()
+
+
+def test_a_cell_that_kills_the_checkpoint_too_loses_the_variables_and_is_told(
+    kernel: Kernel,
+) -> None:
+    kernel.run("precious = 1")
+    lost = kernel.run("import os; os.kill(-1, 9); os.kill(os.getpid(), 9)")
+    assert lost.ename == "SandboxLost"
+    assert "variables of this notebook are gone" in lost.evalue
+    assert kernel.run("'precious' in globals()").result == "False"
 
 
 def test_a_kernel_killed_from_outside_in_mid_cell_aborts_the_queue(kernel: Kernel) -> None:
@@ -110,11 +119,14 @@ def test_a_replacement_is_not_announced_as_a_start(kernel: Kernel) -> None:
 
 
 def test_exit_between_cells_is_told_with_the_next_one(kernel: Kernel) -> None:
-    before = kernel.kernel_pid
+    def supervisor() -> int | None:
+        return next((pid for pid, inner in kernel.sandboxed_pids().items() if inner == 1), None)
+
+    before = supervisor()
     assert kernel.run("exit()").status == "ok"
     eventually(
-        lambda: any(inner > 1 and pid != before for pid, inner in kernel.sandboxed_pids().items()),
-        what="a new kernel process",
+        lambda: supervisor() not in (before, None),
+        what="a new sandbox",
     )
     after = kernel.run("1 + 1")
     assert after.result == "2"
@@ -125,9 +137,18 @@ def test_exit_between_cells_is_told_with_the_next_one(kernel: Kernel) -> None:
 def test_requests_outstanding_when_the_kernel_dies_are_answered_by_the_next(kernel: Kernel) -> None:
     client = kernel.client
     cell = client.execute("import os, time; time.sleep(0.5); os._exit(1)")
-    asked = client.kernel_info()
+    asked = client.is_complete("1 + 1")
     assert kernel.reply_to(cell)["content"]["ename"] == "SandboxLost"
-    assert kernel.reply_to(asked)["msg_type"] == "kernel_info_reply"
+    assert kernel.reply_to(asked)["msg_type"] == "is_complete_reply"
+
+
+def test_a_busy_kernel_says_at_once_what_it_is(kernel: Kernel) -> None:
+    client = kernel.client
+    cell = client.execute("input()", allow_stdin=True)
+    client.get_stdin_msg(timeout=30)
+    assert kernel.reply_to(client.kernel_info())["msg_type"] == "kernel_info_reply"
+    client.input("go on")
+    assert kernel.reply_to(cell)["content"]["status"] == "ok"
 
 
 def test_a_question_that_ends_every_kernel_is_not_asked_for_ever(
@@ -169,10 +190,11 @@ def test_replacements_leave_nothing_in_the_wrapper(
     kernel.run("import os; os._exit(1)")
     kernel.run("1 + 1")
     before = descriptors()
-    for _ in range(5):
+    for _ in range(10):
         kernel.run("import os; os._exit(1)")
         assert kernel.run("1 + 1").result == "2"
-    assert descriptors() == before
+    # libzmq closes sockets in a thread of its own.
+    eventually(lambda: descriptors() <= before, what="no more descriptors than before")
     assert len(list(run_directories()[0].iterdir())) == 1
 
 

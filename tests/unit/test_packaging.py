@@ -66,7 +66,7 @@ def test_pip_install_alone_makes_a_working_kernel_appear(wheel: Path, tmp_path: 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    spec, package, pid = done.stdout.split()
+    spec, package, pid, *_ = done.stdout.splitlines()
     assert Path(spec).is_relative_to(environment)
     assert Path(package).is_relative_to(environment)
     assert pid == "2"

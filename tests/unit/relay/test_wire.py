@@ -118,7 +118,7 @@ def test_an_unknown_signature_scheme_is_named(scheme: str) -> None:
 
 def test_changing_the_content_changes_only_that_frame() -> None:
     message = Author("s").message("kernel_info_reply", {"banner": "old"})
-    changed = message.with_content({"banner": "new"})
+    changed = message.with_content(b'{"banner":"new"}')
     assert changed.frames[:3] == message.frames[:3]
     assert decode_object(changed.frames[3]) == {"banner": "new"}
 

@@ -1,0 +1,1 @@
+"""Outputs: what a cell shows, and what the wrapper adds to it."""

@@ -1,0 +1,150 @@
+"""A policy as the rest of the product sees it: frozen values, units in their names, ``None`` no limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, NamedTuple
+
+from sandbox_kernel.errors import PolicyViolation
+from sandbox_kernel.policy.units import COUNT, DURATION, SIZE, Kind, UnitError, shown
+
+Checkpoint = Literal["cell", "off"]
+Annotate = Literal["receipt", "metadata"]
+
+
+class Setting(NamedTuple):
+    """One amount in a section: the field it fills and how it may be written."""
+
+    field: str
+    kind: Kind
+    can_be_zero: bool = False  # "nothing at all" is a sensible limit
+    can_be_none: bool = True  # "no limit" is
+
+    @property
+    def wanted(self) -> str:
+        """What to write in a policy, for a hint."""
+        return f"{self.kind.wanted}{', or none for no limit' if self.can_be_none else ''}"
+
+    def read(self, text: str) -> float | None:
+        """The amount in a policy, where ``none`` may be written; raises ``UnitError``."""
+        return None if text == "none" and self.can_be_none else self.parse(text)
+
+    def parse(self, value: object) -> float:
+        """The amount; raises ``UnitError``."""
+        amount = self.kind.parse(value)
+        if not amount and not self.can_be_zero:
+            msg = f"{shown(value)} would stop every cell"
+            raise UnitError(msg)
+        return amount
+
+    def show(self, amount: float | None) -> str:
+        return "none" if amount is None else self.kind.show(amount)
+
+
+# The names in YAML and in a client's request. Adding a limit: a line here and a field below.
+LIMITS: Final[Mapping[str, Setting]] = {
+    "wall": Setting("wall_seconds", DURATION),
+    "cpu": Setting("cpu_seconds", DURATION),
+    "memory": Setting("memory_bytes", SIZE),
+    "sandbox_memory": Setting("sandbox_memory_bytes", SIZE),
+    "processes": Setting("processes", COUNT),
+    "file_size": Setting("file_bytes", SIZE, can_be_zero=True),
+    "output": Setting("output_bytes", SIZE, can_be_zero=True),
+    "text": Setting("text_bytes", SIZE, can_be_zero=True),
+    "messages": Setting("messages", COUNT, can_be_zero=True),
+    "grace": Setting("grace_seconds", DURATION, can_be_zero=True, can_be_none=False),
+}
+BUDGET: Final[Mapping[str, Setting]] = {
+    "wall": Setting("wall_seconds", DURATION),
+    "cpu": Setting("cpu_seconds", DURATION),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one cell may use."""
+
+    wall_seconds: float | None
+    cpu_seconds: float | None
+    memory_bytes: int | None  # growth during the cell
+    sandbox_memory_bytes: int | None  # everything in the sandbox
+    processes: int | None  # processes and threads in the sandbox
+    file_bytes: int | None  # each file written
+    output_bytes: int | None  # everything the cell shows
+    text_bytes: int | None  # printed text: what a browser must lay out line by line
+    messages: int | None
+    grace_seconds: float  # between the interrupt and the kill
+
+    def tighten(self, override: object) -> Limits:
+        """These limits with a client's own for one cell, each of which must be tighter or equal.
+
+        ``override`` is ``execute_request.metadata["sandbox"]["limits"]``, written as in YAML: nothing
+        is known about it. Raises ``PolicyViolation``.
+        """
+        if not isinstance(override, Mapping):
+            what = f"The limits asked for with this cell are {shown(override)}, not a mapping."
+            hint = 'Send for example {"limits": {"wall": "5s", "memory": "128MiB"}}, or nothing.'
+            raise PolicyViolation(what, hint=hint)
+        changes = dict(self._tighter(name, asked) for name, asked in override.items())
+        return replace(self, **changes)
+
+    def _tighter(self, name: object, asked: object) -> tuple[str, Any]:
+        """The field and its new value."""
+        if not isinstance(name, str) or name not in LIMITS:
+            what = f"This cell asks for a limit {shown(name)}, which does not exist."
+            raise PolicyViolation(what, hint=suggestion(name, LIMITS))
+        setting = LIMITS[name]
+        allowed: float | None = getattr(self, setting.field)
+        policy = f"the policy's limit {name!r} is {setting.show(allowed)}"
+        try:
+            amount = setting.parse(asked)
+        except UnitError as error:
+            what = f"This cell asks for a limit {name!r} that means nothing ({error}); {policy}."
+            raise PolicyViolation(what, hint=f"Ask for {setting.kind.wanted}.") from error
+        if allowed is not None and amount > allowed:
+            what = f"This cell asks for {name!r} of {shown(asked)}, but {policy}."
+            hint = (
+                f"Ask for {setting.show(allowed)} or less: a cell's own limits can only be tighter."
+            )
+            raise PolicyViolation(what, hint=hint)
+        return setting.field, amount
+
+    def tightens(self, other: Limits, name: str) -> bool:
+        """Whether the limit of this name is another one than there."""
+        field = LIMITS[name].field
+        return bool(getattr(self, field) != getattr(other, field))
+
+    def to_json(self) -> dict[str, float]:
+        """For receipts; what has no limit is left out."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What all cells of a notebook may use together, in the life of the kernel."""
+
+    wall_seconds: float | None
+    cpu_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy, complete. ``sha256`` is that of the files it was made of, the base first."""
+
+    name: str
+    sha256: str
+    limits: Limits
+    budget: Budget
+    checkpoint: Checkpoint
+    annotate: Annotate
+
+
+def suggestion(word: object, known: Iterable[str]) -> str:
+    """A hint: the known word nearest to a mistaken one, else all of them."""
+    import difflib  # only when something is wrong: 5 ms that no start pays
+
+    text = word[:40] if isinstance(word, str) else ""
+    near = difflib.get_close_matches(text, list(known), n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else f"Known here: {', '.join(known)}."

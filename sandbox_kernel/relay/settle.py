@@ -1,0 +1,119 @@
+"""The end of a cell: its last output, its reply and its idle, held until the receipt is final."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sandbox_kernel.errors import PolicyViolation, SandboxError
+from sandbox_kernel.isolation.base import SandboxFacts
+from sandbox_kernel.outputs.annotate import annotate_reply, cell_error
+from sandbox_kernel.outputs.receipt import (
+    METADATA_KEY,
+    Exceeded,
+    Isolation,
+    PolicyName,
+    Receipt,
+    Usage,
+    display_content,
+)
+from sandbox_kernel.policy.model import Policy
+from sandbox_kernel.relay.answers import Answers, error_content
+from sandbox_kernel.relay.cells import Request, RunningCell
+from sandbox_kernel.words import Outcome, State
+
+NOTHING_USED: Final = Usage(0.0, 0.0, 0, 0, 0, 0, "none")
+# What an ordinary error of a cell says about how it ended.
+_OUTCOMES: Final[Mapping[str, Outcome]] = {
+    "KeyboardInterrupt": "interrupted",
+    "CancelledError": "interrupted",  # an interrupted `await`
+    "MemoryError": "memory",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a cell ended: of itself, or with an error of the wrapper's."""
+
+    usage: Usage
+    state: State = "kept"
+    error: SandboxError | None = None
+    outcome: Outcome | None = None  # where the cell's reply does not say it
+    exceeded: Exceeded | None = None
+    not_restored: tuple[str, ...] = ()
+    # What the wrapper has done in its place, if it was a cell for the wrapper.
+    said: str | None = None
+
+
+class Settler:
+    """Says the last words of each cell to the frontend, in ipykernel's order."""
+
+    def __init__(
+        self, answers: Answers, policy: Policy, facts: Callable[[], SandboxFacts | None]
+    ) -> None:
+        self._answers = answers
+        self._policy = policy
+        self._facts = facts
+
+    def settle(self, cell: RunningCell, ending: Ending) -> None:
+        """End ``cell``: error, receipt, reply, idle."""
+        request = cell.request
+        if ending.said is not None:
+            stream = {"name": "stdout", "text": f"{ending.said}\n"}
+            self._answers.publish("stream", stream, request.message)
+        if ending.error is not None:
+            self._answers.show_error(cell, ending.error, inner_traceback(cell))
+        receipt = self._receipt(cell, ending)
+        if not request.is_cell:
+            return  # a widget's callback: it has nothing to show a receipt in, and had its replies
+        if receipt is not None and self._policy.annotate == "receipt" and not request.silent:
+            self._answers.publish("display_data", display_content(receipt), request.message)
+        said = {} if receipt is None else receipt.to_json()
+        if ending.error is not None or ending.said is not None:
+            content = {"status": "ok"} if ending.error is None else error_content(ending.error)
+            self._answers.cell_reply(cell, content, {METADATA_KEY: said} if said else {})
+        elif cell.reply is not None:
+            metadata = annotate_reply(cell.reply.frames[2], said)
+            self._answers.forward_reply(request, cell.reply.with_metadata(metadata))
+        if cell.idle is not None:
+            self._answers.forward_output(cell.idle)
+        else:
+            self._answers.status("idle", request.message)
+
+    def abort(self, request: Request, audit_id: str) -> None:
+        """Answer a cell that does not run because one before it failed."""
+        cell = RunningCell(request, audit_id=audit_id, limits=self._policy.limits)
+        receipt = self._receipt(cell, Ending(NOTHING_USED, outcome="aborted"))
+        metadata = {} if receipt is None else {METADATA_KEY: receipt.to_json()}
+        self._answers.abort(request, metadata)
+
+    def _receipt(self, cell: RunningCell, ending: Ending) -> Receipt | None:
+        facts = self._facts()
+        if facts is None or cell.limits is None:
+            return None
+        return Receipt(
+            audit_id=cell.audit_id,
+            verdict="deny" if isinstance(ending.error, PolicyViolation) else "allow",
+            outcome=ending.outcome or outcome_of(cell),
+            state=ending.state,
+            isolation=Isolation(facts.level, facts.engine, facts.network),
+            policy=PolicyName(self._policy.name, self._policy.sha256),
+            usage=ending.usage,
+            limits=cell.limits.to_json(),
+            exceeded=ending.exceeded,
+            not_restored=ending.not_restored,
+        )
+
+
+def outcome_of(cell: RunningCell) -> Outcome:
+    """How the cell says it ended."""
+    if cell.reply is None or not cell.reply.outline.failed:
+        return "ok"
+    ename, _, _ = cell_error(cell.reply.frames[3])
+    return _OUTCOMES.get(ename, "error")
+
+
+def inner_traceback(cell: RunningCell) -> list[str]:
+    """Where the cell was when it was stopped, if it could say."""
+    return [] if cell.error is None else cell_error(cell.error.frames[3])[2]

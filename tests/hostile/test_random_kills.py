@@ -1,0 +1,190 @@
+"""A kernel process killed at any moment of a cell leaves the state exactly as it was before it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel import Kernel, Outcome, running_kernel
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+KILLS = 200
+SEED = 20261116
+# How long a cell takes, and how long after it was sent the process is killed at the latest.
+CELL_SECONDS = (0.02, 0.06)
+LATEST_SECONDS = 0.07
+
+SETUP = """
+import collections, decimal, hashlib, io, os, pickle, random, time
+import numpy
+
+class Account:
+    rate = 1.0
+    def __init__(self):
+        self.balance, self.history = 0, []
+
+random.seed(1)
+numpy.random.seed(2)
+generator = numpy.random.default_rng(3)
+mapping, numbers, letters = {}, [], collections.deque(maxlen=1000)
+array = numpy.zeros((200, 50))
+account, alias = Account(), numbers
+buffer, total = io.BytesIO(), decimal.Decimal(0)
+file = open('/tmp/lines.txt', 'w+')
+file.write('line\\n' * 100_000)
+file.seek(0)
+
+def mutate(seconds):
+    global total
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        mapping[random.random()] = numpy.random.random()
+        numbers.append(random.gauss(0, 1))
+        letters.append(random.choice('abc'))
+        array[random.randrange(200)] += generator.random(50)
+        account.balance += 1
+        account.history.append(account.balance)
+        Account.rate *= 1.000001
+        buffer.write(os.urandom(8))
+        total += decimal.Decimal(random.random())
+        file.readline()
+        globals()[f'made_{len(numbers)}'] = len(numbers)
+
+def fingerprint():
+    names = sorted(name for name in globals() if name.startswith('made_'))
+    shell = get_ipython()
+    state = {
+        'mapping': mapping, 'numbers': numbers, 'letters': list(letters), 'array': array.tobytes(),
+        'account': (vars(account), Account.rate), 'buffer': buffer.getvalue(), 'total': str(total),
+        'file': file.tell(), 'identity': alias is numbers,
+        'names': names, 'values': [globals()[name] for name in names],
+        'random': random.getstate(), 'numpy.random': numpy.random.get_state(),
+        'generator': generator.bit_generator.state,
+        'In': len(In), 'Out': len(Out), 'execution_count': shell.execution_count,
+    }
+    return {name: hashlib.sha256(pickle.dumps(value)).hexdigest() for name, value in state.items()}
+"""
+
+
+def ask_for_fingerprint(kernel: Kernel) -> dict[str, Any]:
+    """Of all parts of the state, by a question that leaves no trace in it; the reply's content."""
+    asked = kernel.client.execute("", silent=True, user_expressions={"it": "fingerprint()"})
+    return kernel.reply_to(asked)["content"]
+
+
+def fingerprint(kernel: Kernel) -> dict[str, str]:
+    answer = ask_for_fingerprint(kernel)
+    assert answer["status"] == "ok", answer
+    return ast.literal_eval(answer["user_expressions"]["it"]["data"]["text/plain"])
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def run_and_kill(kernel: Kernel, seconds: float, delay: float) -> Outcome:
+    """Run a cell that takes ``seconds``; its process is killed ``delay`` after it was sent."""
+    killing = threading.Timer(delay, kill, (kernel.kernel_pid,))
+    cell = kernel.client.execute(f"mutate({seconds})\n'done'")
+    killing.start()
+    outcome = kernel.outcome_of(cell)
+    killing.cancel()
+    killing.join()
+    if outcome.status == "ok":
+        # It may have been killed all the same, just after: then it is this that is lost.
+        ask_for_fingerprint(kernel)
+    return outcome
+
+
+def test_a_process_killed_in_mid_cell_leaves_the_state_before_the_cell(tmp_path: Path) -> None:
+    moments = random.Random(SEED)
+    with running_kernel(cwd=tmp_path) as kernel:
+        assert kernel.run(SETUP).status == "ok"
+        # The control: what is compared is what cells change.
+        untouched = fingerprint(kernel)
+        assert fingerprint(kernel) == untouched
+        assert kernel.run("mutate(0.02)").status == "ok"
+        before = fingerprint(kernel)
+        assert before != untouched
+
+        wrapper = kernel.wrapper_pid
+        killed = finished = 0
+        while killed < KILLS:
+            seconds, delay = moments.uniform(*CELL_SECONDS), moments.uniform(0, LATEST_SECONDS)
+            about = f"seed {SEED}, cell {killed + finished}: {seconds=:.4f}, {delay=:.4f}"
+            outcome = run_and_kill(kernel, seconds, delay)
+            after = fingerprint(kernel)
+            if outcome.status == "ok":
+                finished += 1
+                assert finished <= KILLS, about
+                before = after
+                continue
+            killed += 1
+            assert outcome.ename == "SandboxLost", f"{about}: {outcome.evalue}"
+            assert outcome.receipt["state"] == "rolled_back", f"{about}: {outcome.evalue}"
+            changed = [part for part in before if after[part] != before[part]]
+            assert changed == [], f"{about}: {outcome.evalue}"
+        assert kernel.wrapper_pid == wrapper
+    print(f"{killed} of {killed} killed cells undone, {finished} more had finished before")
+
+
+def test_a_fork_that_a_cell_leaves_is_not_taken_for_the_kernel(kernel: Kernel) -> None:
+    """It comes back to where the kernel process waits for the next cell, and makes checkpoints."""
+    assert kernel.run("import os, time").status == "ok"
+    for _ in range(3):
+        assert kernel.run("child = os.fork()").status == "ok"
+        # Whatever it does, it does now.
+        time.sleep(0.5)
+        cell = kernel.client.execute("time.sleep(60)")
+        while kernel.client.get_iopub_msg(timeout=30)["msg_type"] != "execute_input":
+            pass
+        kill(kernel.kernel_pid)
+        assert kernel.reply_to(cell)["content"]["ename"] == "SandboxLost"
+        assert kernel.value("child") != 0
+
+
+def test_a_cell_that_is_said_to_be_undone_is_undone(kernel: Kernel) -> None:
+    """Even if it had ended, and only the wrapper did not know yet: it hears of the kill first."""
+    assert kernel.run("import time\nnumber = -1").status == "ok"
+    expected = -1
+    for number in range(3):
+        victim = kernel.kernel_pid
+        cell = kernel.client.execute(f"time.sleep(0.2); number = {number}")
+        while kernel.client.get_iopub_msg(timeout=30)["msg_type"] != "execute_input":
+            pass
+        os.kill(kernel.wrapper_pid, signal.SIGSTOP)
+        time.sleep(0.5)  # the cell ends, and a checkpoint is made
+        kill(victim)
+        time.sleep(0.1)
+        os.kill(kernel.wrapper_pid, signal.SIGCONT)
+        reply = kernel.reply_to(cell)
+        if reply["metadata"]["sandbox"]["state"] == "kept":
+            expected = number
+        assert kernel.value("number") == expected, reply["content"]
+
+
+def test_a_process_killed_between_cells_is_not_said_to_have_kept_what_it_has_not(
+    kernel: Kernel,
+) -> None:
+    """The checkpoint of a cell is made after its end: a kill may come before it."""
+    assert kernel.run("number = -1").status == "ok"
+    for number in range(20):
+        victim = kernel.kernel_pid
+        assert kernel.run(f"number = {number}").status == "ok"
+        kill(victim)
+        next_one = kernel.run("number")
+        said = f"{next_one.evalue} {next_one.text('stderr')}"
+        found = next_one.result if next_one.status == "ok" else kernel.run("number").result
+        assert found == str(number) or "not restored: what cells" in said, said
+        assert kernel.run(f"number = {number}").status == "ok"

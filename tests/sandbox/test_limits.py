@@ -1,0 +1,615 @@
+"""Each limit of a policy holds, a client can tighten it for one cell, and the user is told which it was."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel import TIMEOUT, Kernel, Outcome, running_kernel
+
+pytestmark = pytest.mark.process
+
+MIB = 1 << 20
+Run = Callable[[str], Outcome]
+
+SLEEP = "import time; reached = 1; time.sleep(60)"
+BURN = "reached = 1\nwhile True: pass"
+BURNING_CHILDREN = (
+    "import subprocess, sys\nreached = 1\n"
+    "children = [subprocess.Popen([sys.executable, '-c', 'while True: pass']) for _ in range(2)]\n"
+    "[child.wait() for child in children]"
+)
+BURNING_THREADS = (
+    "import hashlib, threading\nreached = 1\ndata = bytes(1 << 20)\n"
+    "def burn():\n    while True: hashlib.sha256(data)\n"
+    "threads = [threading.Thread(target=burn, daemon=True) for _ in range(2)]\n"
+    "[thread.start() for thread in threads]\n[thread.join() for thread in threads]"
+)
+# Each has less than the limit.
+GREEDY_CHILDREN = (
+    "import subprocess, sys, time\nreached = 1\n"
+    "code = \"x = b'x' * (48 << 20); import time; time.sleep(60)\"\n"
+    "children = [subprocess.Popen([sys.executable, '-S', '-c', code]) for _ in range(4)]\n"
+    "[child.wait() for child in children]"
+)
+GREEDY_CELL = "reached = 1\nbig = [b'%d' % n * (16 << 20) for n in range(24)]; time.sleep(60)"
+
+
+def as_yaml(limits: dict[str, Any], section: str = "limits") -> str:
+    return "".join([f"{section}:\n", *(f"  {name}: {value}\n" for name, value in limits.items())])
+
+
+@pytest.fixture(params=["policy", "metadata"])
+def limited(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A kernel whose cells have these limits: by its policy, or because the client asks for them."""
+
+    @contextmanager
+    def run_with(limits: dict[str, Any]) -> Iterator[tuple[Kernel, Run]]:
+        policy = as_yaml(limits) if request.param == "policy" else None
+        with running_kernel(cwd=tmp_path, policy=policy) as kernel:
+            assert kernel.run("keep = 42\nimport time").status == "ok"
+            if policy is None:
+                yield kernel, lambda code: kernel.run_within(limits, code)
+            else:
+                yield kernel, lambda code: kernel.outcome_of(kernel.client.execute(code))
+
+    return run_with
+
+
+def expect_told(outcome: Outcome, ename: str, limit: str, result: str) -> None:
+    """What was exceeded, by how much, what was done, what became of the variables."""
+    assert outcome.ename == ename
+    assert outcome.receipt["outcome"] == result
+    exceeded = outcome.receipt["exceeded"]
+    assert exceeded["limit"] == limit
+    assert exceeded["used"] >= exceeded["allowed"]
+    actions = {"kept": "interrupted", "rolled_back": "rolled_back"}
+    assert exceeded["action"] == actions[outcome.receipt["state"]]
+    assert "allows" in outcome.evalue
+    assert "all variables" in outcome.evalue
+    shown = [m["content"]["evalue"] for m in outcome.messages if m["msg_type"] == "error"]
+    assert shown == [outcome.evalue]
+
+
+def expect_state(kernel: Kernel, outcome: Outcome) -> None:
+    """The receipt says truly what became of what the cell had set, and nothing else was touched."""
+    assert kernel.run("keep").result == "42"
+    kept = outcome.receipt["state"] == "kept"
+    assert kernel.run("'reached' in globals()").result == str(kept)
+    if not kept:
+        assert "undone" in outcome.evalue
+
+
+# -- time, memory ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "told"),
+    [
+        ({"wall": "500ms"}, SLEEP, ("CellTimeout", "wall", "timeout")),
+        ({"cpu": "500ms"}, BURN, ("CellCpuExceeded", "cpu", "cpu")),
+        ({"cpu": "500ms"}, BURNING_CHILDREN, ("CellCpuExceeded", "cpu", "cpu")),
+        ({"cpu": "500ms"}, BURNING_THREADS, ("CellCpuExceeded", "cpu", "cpu")),
+        ({"memory": "128MiB"}, GREEDY_CHILDREN, ("CellMemoryExceeded", "memory", "memory")),
+        (
+            {"sandbox_memory": "300MiB"},
+            GREEDY_CELL,
+            ("CellMemoryExceeded", "sandbox_memory", "memory"),
+        ),
+    ],
+    ids=[
+        "wall",
+        "cpu",
+        "cpu_of_children",
+        "cpu_of_threads",
+        "memory_of_children",
+        "sandbox_memory",
+    ],
+)
+def test_a_cell_that_uses_too_much_is_stopped_and_told(
+    limited: Any, limits: dict[str, Any], code: str, told: tuple[str, str, str]
+) -> None:
+    with limited({**limits, "grace": "1s"}) as (kernel, run):
+        began = time.monotonic()
+        outcome = run(code)
+        if told[1] == "wall":
+            assert 0.5 <= time.monotonic() - began < 0.5 + 1 + 1
+        expect_told(outcome, *told)
+        expect_state(kernel, outcome)
+        assert kernel.cell_pids() == set()
+
+
+def test_memory_beyond_the_limit_is_refused_to_python_first(limited: Any) -> None:
+    """Nothing is stopped and nothing is lost: the cell can catch it."""
+    with limited({"memory": "64MiB"}) as (kernel, run):
+        caught = run("try: big = b'x' * (300 << 20)\nexcept MemoryError: print('caught')")
+        assert caught.text() == "caught\n"
+        assert caught.receipt["outcome"] == "ok"
+        outcome = run("reached = 1; big = b'x' * (300 << 20)")
+        assert (outcome.ename, outcome.receipt["outcome"]) == ("MemoryError", "memory")
+        expect_state(kernel, outcome)
+
+
+def test_time_that_passes_is_no_cpu_time(limited: Any) -> None:
+    with limited({"cpu": "500ms"}) as (_, run):
+        assert run("time.sleep(1.5); 'rested'").result == "'rested'"
+
+
+def test_cells_within_their_limits_are_not_stopped_for_those_before(limited: Any) -> None:
+    """Limits are a cell's own: neither the time nor the memory of earlier cells counts."""
+    with limited({"cpu": "1s", "memory": "128MiB"}) as (_, run):
+        for n in range(3):
+            outcome = run(
+                f"part{n} = b'x' * (64 << 20)\n"
+                "end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+            )
+            assert outcome.status == "ok", outcome.evalue
+
+
+# -- processes and files: refused inside, nothing is stopped ---------------------------------------
+
+
+def test_too_many_processes_are_an_error_inside_and_nothing_more(limited: Any) -> None:
+    with limited({"processes": 20}) as (kernel, run):
+        outcome = run(
+            "import subprocess\nchildren, failed = [], None\n"
+            "try:\n"
+            "    for _ in range(200): children.append(subprocess.Popen(['sleep', '60']))\n"
+            "except OSError as error: failed = error.errno\n"
+            "for child in children: child.kill(); child.wait()\n"
+            "print(len(children), failed)"
+        )
+        count, failed = map(int, outcome.text().split())
+        assert failed == errno.EAGAIN
+        assert 5 <= count <= 60
+        assert outcome.receipt["usage"]["processes_peak"] >= 5  # it looks every so often
+        assert run("subprocess.run(['true']).returncode").result == "0"
+        assert kernel.run("keep").result == "42"
+
+
+def test_too_many_threads_are_an_error_inside_and_nothing_more(limited: Any) -> None:
+    with limited({"processes": 20}) as (kernel, run):
+        outcome = run(
+            "import threading\nend = threading.Event()\nthreads = []\n"
+            "try:\n"
+            "    for _ in range(200):\n"
+            "        thread = threading.Thread(target=end.wait)\n"
+            "        thread.start(); threads.append(thread)\n"
+            "except RuntimeError as error: print(error)\n"
+            "end.set(); [thread.join() for thread in threads]\n"
+            "print(len(threads))"
+        )
+        said, count = outcome.text().splitlines()
+        assert "can't start new thread" in said
+        assert 5 <= int(count) <= 60
+        assert kernel.run("keep").result == "42"
+
+
+def test_too_large_a_file_is_an_error_inside_and_nothing_more(limited: Any) -> None:
+    with limited({"file_size": "1MiB"}) as (kernel, run):
+        outcome = run(
+            "import os\n"
+            "try:\n"
+            "    with open('/tmp/file', 'wb', 0) as file:\n"
+            "        for _ in range(3): file.write(bytes(512 << 10))\n"
+            "except OSError as error: print(error.errno, os.path.getsize('/tmp/file'))"
+        )
+        assert outcome.text() == f"{errno.EFBIG} {MIB}\n"
+        assert kernel.run("keep").result == "42"
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "limit"),
+    [
+        ({"text": "1KiB"}, "while True: print('x' * 99, flush=True)", "text"),
+        ({"text": 0}, "print('x', flush=True)\ntime.sleep(60)", "text"),
+        ({"output": "64KiB"}, "while True: display('x' * 999)", "output"),
+        ({"output": "64KiB", "text": "32KiB"}, "while True: display('x' * 999)", "output"),
+        ({"messages": 10}, "while True: display(1)", "messages"),
+    ],
+    ids=["text", "no_text", "output", "output_but_not_text", "messages"],
+)
+def test_a_cell_that_shows_too_much_is_stopped_and_told(
+    limited: Any, limits: dict[str, Any], code: str, limit: str
+) -> None:
+    with limited(limits) as (kernel, run):
+        outcome = run(f"reached = 1\n{code}")
+        expect_told(outcome, "CellOutputExceeded", limit, "output")
+        expect_state(kernel, outcome)
+        shown = [m for m in outcome.messages if m["msg_type"] in ("stream", "display_data")]
+        if limit == "messages":
+            assert len(shown) == 10 + 1  # and the receipt
+        if limits.get("text") == 0:
+            assert outcome.text() == ""
+        assert run("x = 1").status == "ok"
+
+
+# -- a budget for the whole notebook ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget", "code", "ename", "limit", "result"),
+    [
+        ({"wall": "2s"}, "import time; time.sleep({})", "CellTimeout", "budget_wall", "timeout"),
+        (
+            {"cpu": "1500ms"},
+            "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass",
+            "CellCpuExceeded",
+            "budget_cpu",
+            "cpu",
+        ),
+    ],
+    ids=["wall", "cpu"],
+)
+def test_a_budget_stops_the_cell_that_uses_it_up_and_refuses_the_next(
+    tmp_path: Path, budget: dict[str, str], code: str, ename: str, limit: str, result: str
+) -> None:
+    with running_kernel(cwd=tmp_path, policy=as_yaml(budget, "budget")) as kernel:
+        assert kernel.run(f"keep = 42\n{code.format(1)}").status == "ok"
+        stopped = kernel.run(f"reached = 1\n{code.format(30)}")
+        expect_told(stopped, ename, limit, result)
+        assert stopped.receipt["usage"]["wall_seconds"] < 10
+        for _ in range(2):
+            refused = kernel.run("print('ran', flush=True)")
+            assert refused.ename == ename
+            assert refused.receipt["outcome"] == result
+            assert "in all" in refused.evalue
+            assert "Restart the kernel" in refused.evalue
+            assert refused.receipt["usage"]["wall_seconds"] == 0
+            assert refused.text() == ""
+        kernel.manager.restart_kernel()
+        kernel.client.wait_for_ready(timeout=TIMEOUT)
+        assert kernel.run("'a new budget'").result == "'a new budget'"
+
+
+def test_a_cell_refused_for_the_budget_is_told_that_it_did_not_run(tmp_path: Path) -> None:
+    with running_kernel(cwd=tmp_path, policy=as_yaml({"wall": "500ms"}, "budget")) as kernel:
+        assert kernel.run("import time; time.sleep(30)").ename == "CellTimeout"
+        refused = kernel.run("ran = 1")
+        assert "interrupted" not in refused.evalue
+        assert "had set before it stopped" not in refused.evalue
+        assert refused.receipt["exceeded"]["limit"] == "budget_wall"
+
+
+# -- clocks that stand still -----------------------------------------------------------------------
+
+
+def begin(kernel: Kernel, limits: dict[str, Any], code: str) -> str:
+    """Send a cell with limits of its own that may ask for input; its id."""
+    content = {
+        "code": code,
+        "silent": False,
+        "store_history": True,
+        "user_expressions": {},
+        "allow_stdin": True,
+        "stop_on_error": True,
+    }
+    metadata = {"sandbox": {"limits": limits}}
+    message = kernel.client.session.msg("execute_request", content, metadata=metadata)
+    kernel.client.shell_channel.send(message)
+    return message["header"]["msg_id"]
+
+
+def test_the_wall_clock_pauses_while_the_cell_waits_for_input(kernel: Kernel) -> None:
+    cell = begin(kernel, {"wall": "1s"}, "print(input('colour? '), input('really? '))")
+    for answer in ("blue", "yes"):
+        kernel.client.get_stdin_msg(timeout=TIMEOUT)
+        time.sleep(1.5)
+        kernel.client.input(answer)
+    outcome = kernel.outcome_of(cell)
+    assert outcome.status == "ok", outcome.evalue
+    assert outcome.text() == "blue yes\n"
+    assert outcome.receipt["usage"]["wall_seconds"] < 1
+
+
+def test_after_the_answer_the_wall_clock_goes_on(kernel: Kernel) -> None:
+    cell = begin(kernel, {"wall": "1s", "grace": "500ms"}, f"input(); {SLEEP}")
+    kernel.client.get_stdin_msg(timeout=TIMEOUT)
+    time.sleep(1.5)
+    answered = time.monotonic()
+    kernel.client.input("go")
+    outcome = kernel.outcome_of(cell)
+    expect_told(outcome, "CellTimeout", "wall", "timeout")
+    assert time.monotonic() - answered < 3
+
+
+def test_cpu_time_is_counted_while_the_cell_waits_for_input(kernel: Kernel) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'while True: pass'])\ninput('never answered')"
+    )
+    cell = begin(kernel, {"cpu": "700ms", "grace": "500ms"}, code)
+    kernel.client.get_stdin_msg(timeout=TIMEOUT)
+    outcome = kernel.outcome_of(cell)
+    expect_told(outcome, "CellCpuExceeded", "cpu", "cpu")
+    assert kernel.cell_pids() == set()
+    assert kernel.run("6 * 7").result == "42"
+
+
+class Debugger:
+    """As JupyterLab debugs a cell."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._sequence = 0
+
+    def ask(self, command: str, arguments: Any = None) -> Any:
+        client = self._kernel.client
+        self._sequence += 1
+        content = {
+            "type": "request",
+            "seq": self._sequence,
+            "command": command,
+            "arguments": arguments or {},
+        }
+        request = client.session.msg("debug_request", content)
+        client.control_channel.send(request)
+        while True:
+            reply = client.get_control_msg(timeout=TIMEOUT)
+            if reply["parent_header"]["msg_id"] == request["header"]["msg_id"]:
+                return reply["content"].get("body")
+
+    def attach(self, code: str, line: int) -> None:
+        client = {"clientID": "test", "adapterID": "", "pathFormat": "path", "locale": "en"}
+        self.ask("initialize", client | {"linesStartAt1": True, "columnsStartAt1": True})
+        self.ask("attach")
+        path = self.ask("dumpCell", {"code": code})["sourcePath"]
+        source = {"breakpoints": [{"line": line}], "source": {"path": path}}
+        self.ask("setBreakpoints", source | {"sourceModified": False})
+        self.ask("configurationDone")
+
+    def await_stop(self) -> None:
+        while True:
+            message = self._kernel.client.get_iopub_msg(timeout=TIMEOUT)
+            if message["content"].get("event") == "stopped":
+                return
+
+
+def test_the_wall_clock_pauses_at_a_breakpoint(kernel: Kernel) -> None:
+    code = "import time\nstopped_here = 1\ntime.sleep(0.2)\nstopped_here + 1"
+    debugger = Debugger(kernel)
+    debugger.attach(code, 2)
+    cell = begin(kernel, {"wall": "4s"}, code)  # the debugger itself takes some of it
+    debugger.await_stop()
+    time.sleep(4.5)
+    debugger.ask("continue", {"threadId": 1})
+    outcome = kernel.outcome_of(cell)
+    assert outcome.result == "2"
+    assert outcome.receipt["usage"]["wall_seconds"] < 4
+
+
+def test_cpu_time_is_counted_at_a_breakpoint(kernel: Kernel) -> None:
+    # No Python: debugpy would follow it there.
+    code = (
+        "import subprocess\n"
+        "child = subprocess.Popen(['sh', '-c', 'while :; do :; done'])\n"
+        "stopped_here = 1"
+    )
+    debugger = Debugger(kernel)
+    debugger.attach(code, 3)
+    cell = begin(kernel, {"cpu": "4s", "grace": "500ms"}, code)
+    debugger.await_stop()
+    outcome = kernel.outcome_of(cell)
+    expect_told(outcome, "CellCpuExceeded", "cpu", "cpu")
+    assert kernel.cell_pids() == set()
+    assert kernel.run("6 * 7").result == "42"
+
+
+def test_a_cell_cannot_stop_its_own_clock_with_the_debuggers_words(kernel: Kernel) -> None:
+    code = (
+        "import time\nkernel = get_ipython().kernel\n"
+        "stopped = {'type': 'event', 'event': 'stopped', 'body': {'reason': 'breakpoint'}}\n"
+        "kernel.session.send(kernel.iopub_socket, 'debug_event', stopped, kernel.get_parent())\n"
+        "time.sleep(60)"
+    )
+    outcome = kernel.run_within({"wall": "1s"}, code)
+    expect_told(outcome, "CellTimeout", "wall", "timeout")
+
+
+# -- code that is no cell --------------------------------------------------------------------------
+
+HANGING = """
+import signal, time
+keep = 42
+
+class Slow:
+    def __dir__(self):
+        wait()
+
+def wait():
+    time.sleep(60)
+
+def hear(comm, _):
+    comm.on_msg(lambda _: wait())
+
+slow = Slow()
+get_ipython().kernel.comm_manager.register_target('slow', hear)
+"""
+DEAF = "def wait():\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n    time.sleep(60)"
+
+
+def heard_error(kernel: Kernel) -> str:
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=TIMEOUT)
+        if message["msg_type"] == "error":
+            return message["content"]["evalue"]
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["stops_when_told", "must_be_killed"])
+@pytest.mark.parametrize("kind", ["completion", "callback"])
+def test_code_that_is_no_cell_and_hangs_is_stopped_and_the_user_told(
+    tmp_path: Path, kind: str, deaf: bool
+) -> None:
+    client_limits = as_yaml({"wall": "700ms", "grace": "300ms"})
+    with running_kernel(cwd=tmp_path, policy=client_limits) as kernel:
+        assert kernel.run(HANGING + (DEAF if deaf else "")).status == "ok"
+        client = kernel.client
+        if kind == "completion":
+            client.complete("slow.", 5)
+        else:
+            for msg_type in ("comm_open", "comm_msg"):
+                content = {"comm_id": "c", "target_name": "slow", "data": {}}
+                client.shell_channel.send(client.session.msg(msg_type, content))
+        told = heard_error(kernel)
+        assert "ran for" in told
+        assert "all variables" in told
+        if kind == "completion":
+            assert client.get_shell_msg(timeout=TIMEOUT)["msg_type"] == "complete_reply"
+        assert kernel.run("keep").result == "42"
+
+
+# -- interrupts ------------------------------------------------------------------------------------
+
+
+def test_a_second_interrupt_kills_a_cell_that_ignores_the_first(kernel: Kernel) -> None:
+    assert kernel.run("keep = 42").status == "ok"
+    client = kernel.client
+    cell = client.execute(
+        "import signal, time\nreached = 1\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print('deaf', flush=True)\ntime.sleep(60)"
+    )
+    while client.get_iopub_msg(timeout=TIMEOUT)["msg_type"] != "stream":
+        pass
+    kernel.manager.interrupt_kernel()
+    time.sleep(0.3)
+    kernel.manager.interrupt_kernel()  # too soon to be meant
+    time.sleep(1)
+    assert not client.shell_channel.msg_ready()
+    kernel.manager.interrupt_kernel()
+    outcome = kernel.outcome_of(cell)
+    assert outcome.ename == "KeyboardInterrupt"
+    assert (outcome.receipt["outcome"], outcome.receipt["state"]) == ("interrupted", "rolled_back")
+    assert "killed when interrupted again" in outcome.evalue
+    expect_state(kernel, outcome)
+
+
+def test_one_interrupt_stops_an_ordinary_cell_and_keeps_all(kernel: Kernel) -> None:
+    """The control: the first one is enough where it can be."""
+    assert kernel.run("keep = 42").status == "ok"
+    client = kernel.client
+    cell = client.execute("import time\nreached = 1\nprint('on', flush=True)\ntime.sleep(60)")
+    while client.get_iopub_msg(timeout=TIMEOUT)["msg_type"] != "stream":
+        pass
+    kernel.manager.interrupt_kernel()
+    outcome = kernel.outcome_of(cell)
+    assert outcome.ename == "KeyboardInterrupt"
+    assert (outcome.receipt["outcome"], outcome.receipt["state"]) == ("interrupted", "kept")
+    expect_state(kernel, outcome)
+
+
+# -- cells behind and beside -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop_on_error", [True, False])
+def test_cells_behind_a_stopped_one_run_only_if_it_was_not_to_stop_them(
+    tmp_path: Path, stop_on_error: bool
+) -> None:
+    with running_kernel(cwd=tmp_path, policy=as_yaml({"wall": "700ms"})) as kernel:
+        stopped = kernel.client.execute(SLEEP, stop_on_error=stop_on_error)
+        after = [kernel.client.execute(f"after{n} = reached") for n in range(2)]
+        assert kernel.reply_to(stopped)["content"]["ename"] == "CellTimeout"
+        expected = "aborted" if stop_on_error else "ok"
+        for cell in after:
+            reply = kernel.reply_to(cell)
+            assert reply["content"]["status"] == expected
+            assert reply["metadata"]["sandbox"]["outcome"] == expected
+        ran = kernel.run("'after0' in globals(), 'after1' in globals()").result
+        assert ran == ("(False, False)" if stop_on_error else "(True, True)")
+
+
+def subshell(kernel: Kernel) -> str:
+    client = kernel.client
+    client.control_channel.send(client.session.msg("create_subshell_request", {}))
+    return client.get_control_msg(timeout=TIMEOUT)["content"]["subshell_id"]
+
+
+def time_out_beside(kernel: Kernel, code: str) -> tuple[Outcome, Outcome]:
+    """Run ``code`` while a subshell's cell runs into its limit; the outcomes of the two."""
+    assert kernel.run("keep = 42").status == "ok"
+    client, subshell_id = kernel.client, subshell(kernel)
+    content = {"code": SLEEP, "silent": False, "allow_stdin": False}
+    metadata = {"sandbox": {"limits": {"wall": "1s", "grace": "500ms"}}}
+    beside = client.session.msg("execute_request", content, metadata=metadata)
+    beside["header"]["subshell_id"] = subshell_id
+    client.shell_channel.send(beside)
+    main = client.execute(code)
+    replies = {}
+    while len(replies) < 2:
+        reply = client.get_shell_msg(timeout=TIMEOUT)
+        replies[reply["parent_header"]["msg_id"]] = Outcome(reply)
+    stopped = replies[beside["header"]["msg_id"]]
+    assert stopped.ename == "CellTimeout"
+    assert kernel.run("keep").result == "42"
+    return replies[main], stopped
+
+
+def test_a_cell_beside_a_subshell_that_times_out_is_told_what_became_of_it(kernel: Kernel) -> None:
+    """Both share one process: what is done to it must be said to both, and truly."""
+    innocent, _ = time_out_beside(kernel, "import time\nmine = 1\ntime.sleep(5)")
+    kept = kernel.run("'mine' in globals()").result == "True"
+    assert kept == (innocent.receipt["state"] == "kept")
+    if innocent.status == "error":
+        assert innocent.ename == "SandboxLost"
+        assert "()" not in innocent.evalue
+
+
+def test_a_cell_that_ended_beside_a_subshell_that_times_out_is_not_undone_in_silence(
+    kernel: Kernel,
+) -> None:
+    ended, stopped = time_out_beside(kernel, "mine = 1")
+    assert ended.receipt["state"] == "kept"
+    if kernel.run("'mine' in globals()").result == "False":
+        assert "ended meanwhile" in stopped.evalue
+
+
+# -- a policy that cannot be used ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("limits:\n  wall: 1s\n  walk: 2s\n", ["line 3", "'walk'", "'wall'"]),
+        ("limits:\n  wall: soon\n", ["line 2", "'soon'"]),
+        ("limits: [\n", ["line"]),
+        ("extends: nowhere\n", ["line 1", "'nowhere'"]),
+    ],
+    ids=["unknown_key", "no_duration", "no_yaml", "no_base"],
+)
+def test_a_broken_policy_runs_nothing_and_every_cell_says_where_it_is_broken(
+    tmp_path: Path, text: str, named: list[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    path.chmod(0o600)
+    expect_nothing_runs(tmp_path, str(path), [str(path), *named])
+
+
+def test_an_unknown_policy_runs_nothing_and_every_cell_names_those_there_are(
+    tmp_path: Path,
+) -> None:
+    expect_nothing_runs(tmp_path, "no-such-policy", ["'no-such-policy'", "strict", "trusted"])
+    expect_nothing_runs(tmp_path, "strickt", ["'strickt'", "'strict'"])
+
+
+def expect_nothing_runs(folder: Path, policy: str, named: list[str]) -> None:
+    with running_kernel(cwd=folder, env={"SANDBOX_KERNEL_POLICY": policy}) as kernel:
+        assert kernel.sandboxed_pids() == {}
+        for code in ("1 + 1", "2 + 2"):
+            outcome = kernel.run(code)
+            assert outcome.ename == "PolicyError"
+            shown = [m["content"]["evalue"] for m in outcome.messages if m["msg_type"] == "error"]
+            assert shown == [outcome.evalue]
+            for word in named:
+                assert word in outcome.evalue
+        banner = kernel.client.kernel_info(reply=True, timeout=TIMEOUT)["content"]["banner"]
+        assert "PolicyError" in banner
+        assert kernel.sandboxed_pids() == {}
