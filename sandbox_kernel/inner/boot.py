@@ -9,7 +9,7 @@ Over the lifeline come lines of words:
 
     interrupt                        SIGINT to the kernel process and its group
     sweep TICKS                      kill what was started since TICKS, but the kernel process
-    rollback newest|previous PREFIX  kill all but checkpoints, wake one: it connects to PREFIX
+    rollback LABEL|previous PREFIX   kill all but checkpoints, wake one: it connects to PREFIX
     forget                           end the previous checkpoint, to have its memory back
 
     count                            say how many checkpoints there are
@@ -106,7 +106,7 @@ def start_kernel(connection_file: str, desk: socket.socket) -> int:
 class Checkpoint(NamedTuple):
     """A sleeping fork of the kernel process: wakes at a word on ``wake``, ends when it closes."""
 
-    label: str
+    label: int  # the last cell whose effects are in it
     pid: int
     wake: int
     made: float
@@ -192,8 +192,9 @@ class Supervisor:
                 return
             word, _, rest = data.decode("ascii", "replace").partition(" ")
             label, _, pid = rest.partition(" ")
-            if word == "checkpoint" and pid.isdecimal() and len(descriptors) == 1:
-                self._add(Checkpoint(label, int(pid), descriptors[0], time.time()))
+            numbers = label.isdecimal() and pid.isdecimal()
+            if word == "checkpoint" and numbers and len(descriptors) == 1:
+                self._add(Checkpoint(int(label), int(pid), descriptors[0], time.time()))
                 continue
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -202,19 +203,27 @@ class Supervisor:
 
     def _add(self, checkpoint: Checkpoint) -> None:
         if self._checkpoints and self._checkpoints[-1].label == checkpoint.label:
-            self._checkpoints.pop().end()
+            self._forget_newest()
         self._checkpoints.append(checkpoint)
         self._forget_beyond(CHECKPOINTS_KEPT)
+
+    def _forget_newest(self) -> None:
+        if self._checkpoints:
+            self._checkpoints.pop().end()
 
     def _forget_beyond(self, kept: int) -> None:
         while len(self._checkpoints) > kept:
             self._checkpoints.pop(0).end()
 
-    def _roll_back(self, which: str, prefix: str) -> None:
+    def _roll_back(self, to: str, prefix: str) -> None:
         """Let a checkpoint take the kernel process's place, with nothing left of what came since."""
         self._read_desk()
-        if which == "previous" and self._checkpoints:
-            self._checkpoints.pop().end()
+        if to == "previous":
+            self._forget_newest()
+        else:
+            # A cell may end, and its state be kept, just before the wrapper has it killed.
+            while len(self._checkpoints) > 1 and self._checkpoints[-1].label > int(to):
+                self._forget_newest()
         self._kernel_pid = 0
         spared = {checkpoint.pid for checkpoint in self._checkpoints}
         self._kill(lambda pid: pid not in spared)

@@ -115,8 +115,8 @@ def _check_size(size: int) -> None:
 class BridgeOutStream(OutStream):
     """Prints of any size, in messages of bounded size; and no waiting for nothing to be sent."""
 
-    # What the running cell may still print. The wrapper stops a cell that prints more; this keeps
-    # what it will not show from filling the sandbox's memory until then.
+    # What the running cell may still print, and one character more, so that the wrapper sees that
+    # it goes on. The wrapper stops it; this keeps the rest from filling the sandbox's memory.
     allowance: ClassVar[int | None] = None
 
     def write(self, string: str) -> int | None:
@@ -125,8 +125,7 @@ class BridgeOutStream(OutStream):
             return super().write(string)  # type: ignore[no-any-return]
         BridgeOutStream.allowance = max(left - len(string), 0)
         if left:
-            # One more than is allowed, so that the wrapper sees it.
-            super().write(string[: left + 1])
+            super().write(string[:left])
         return len(string)
 
     def flush(self) -> None:
@@ -207,12 +206,21 @@ class BridgeKernel(IPythonKernel):
         with self._interrupts_noted():
             await self.state.kept()
             set_soft_limits(terms)
-            BridgeOutStream.allowance = terms.get("text_bytes")
+            allowed = terms.get("text_bytes")
+            BridgeOutStream.allowance = None if allowed is None else allowed + 1
             with self.state.running(parent["header"]["msg_id"]):
                 await super().execute_request(stream, ident, parent)
             self.state.label = terms.get("serial", self.state.label)
 
     async def do_execute(self, *args: Any, **kwargs: Any) -> Any:
+        kernel_pid = os.getpid()
+        try:
+            return await self._do_execute(*args, **kwargs)
+        finally:
+            if os.getpid() != kernel_pid:
+                end_fork()
+
+    async def _do_execute(self, *args: Any, **kwargs: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             return await super().do_execute(*args, **kwargs)
         if not self._interrupts:
@@ -305,6 +313,18 @@ class BridgeKernel(IPythonKernel):
 
     def _abort_queues(self, subshell_id: str | None = None) -> None:
         """Nothing is queued here: the wrapper owns the queue and its aborts."""
+
+
+def end_fork() -> None:
+    """End a process that a cell has forked and that came to the end of the cell.
+
+    It would go on as if it were the kernel, with the kernel's event loop and checkpoints, but without
+    the threads that make one.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the cell's own by now, perhaps
+            stream.flush()
+    os._exit(0)
 
 
 def set_soft_limits(terms: Mapping[str, Any]) -> None:
@@ -657,6 +677,9 @@ def main(connection_file: str) -> None:
     config.Session.session = settings["session"]
     # The wrapper refuses replays; two histories of different length would disagree.
     config.Session.digest_history_size = 0
+    # Without copying, large messages would start three threads of pyzmq's in the middle of a cell,
+    # which would look like the cell's own.
+    config.Session.copy_threshold = MAX_FRAME_BYTES + 1
     config.HistoryManager.hist_file = ":memory:"
     app = BridgeApp.instance(config=config, connection_file=connection_file)
     app.initialize(settings["argv"])

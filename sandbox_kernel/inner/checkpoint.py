@@ -18,6 +18,7 @@ import gc
 import heapq
 import os
 import random
+import select
 import signal
 import socket
 import stat
@@ -49,6 +50,8 @@ MAX_GAP_PAGES = 1
 PAGES_AT_ONCE = 256
 LESSONS = (2, 8)
 LESSON_INTERVAL = 64
+# Only a process that a cell forks at the same moment could have it take so long.
+CLOSE_SECONDS = 1.0
 OPENMP = ("libgomp", "libomp", "libiomp5")
 # Threads that a zmq context has, which Python does not know of.
 ZMQ_THREADS = 2
@@ -96,14 +99,20 @@ class Checkpoints:
         # The `random` module seeds itself anew in a fork; this one is to go on where it was.
         random_state = random.getstate()
         wake_read, wake_write = os.pipe()
+        closed_read, closed_write = os.pipe()
         try:
             pid = fork()
         except OSError:  # no memory or no process left for it: the cell runs without
-            os.close(wake_read)
-            os.close(wake_write)
+            for number in (wake_read, wake_write, closed_read, closed_write):
+                os.close(number)
             return None
         if pid:
             os.close(wake_read)
+            os.close(closed_write)
+            if ends:
+                # The next cell may close its own and count on that nobody has them any more.
+                select.select([closed_read], [], [], CLOSE_SECONDS)
+            os.close(closed_read)
             socket.send_fds(self._desk, [b"checkpoint %d %d" % (label, pid)], [wake_write])
             os.close(wake_write)
             self._reap()
@@ -113,6 +122,7 @@ class Checkpoints:
         # to is a copy.
         write_about_self("comm", SLEEPING)
         os.close(wake_write)
+        os.close(closed_read)
         # Out of reach of interrupts and of a cell that kills its own process group.
         os.setsid()
         write_about_self("oom_score_adj", self._oom_base)
@@ -122,6 +132,7 @@ class Checkpoints:
         for number in (*ends, *(descriptor.number for descriptor in plumbing & descriptors)):
             with contextlib.suppress(OSError):  # closed by what libraries do in a fork
                 os.close(number)
+        os.close(closed_write)
         processes = count_older_processes()
         prefix = os.read(wake_read, PREFIX_BYTES)
         if not prefix:
@@ -295,11 +306,12 @@ def open_descriptors() -> set[Descriptor]:
 
 def file_positions(descriptors: Iterable[Descriptor]) -> dict[int, int]:
     """Where open files stand: a fork shares the position, so the cell would move it."""
-    return {
-        descriptor.number: os.lseek(descriptor.number, 0, os.SEEK_CUR)
-        for descriptor in descriptors
-        if stat.S_ISREG(descriptor.mode)
-    }
+    positions = {}
+    for descriptor in descriptors:
+        if stat.S_ISREG(descriptor.mode):
+            with contextlib.suppress(OSError):  # of a device or a cgroup that is gone
+                positions[descriptor.number] = os.lseek(descriptor.number, 0, os.SEEK_CUR)
+    return positions
 
 
 class PipeEnd(NamedTuple):

@@ -10,10 +10,11 @@ All cells share one sandbox, so what is done to one ends those of other subshell
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -36,6 +37,9 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 TICK_SECONDS: Final = 0.02
 # A look at a large sandbox takes long: it may cost this share of one processor, not more.
 TICK_SHARE: Final = 0.05
+# One that fills up is looked at sooner: twice at least before it is full, for up to half of the time.
+FILLING_SHARE: Final = 0.5
+SHORTEST_TICK_SECONDS: Final = 0.002
 IDLE_TICK_SECONDS: Final = 1.0
 NOTHING_READ: Final = Reading(0.0, 0, 0, 0, 1, 1, 0, complete=True)
 # Beyond this much over its limit, memory is taken away without grace: the host's own is at stake.
@@ -62,7 +66,7 @@ class Ladder(Protocol):
     def sweep(self, since_ticks: int, done: Callable[[], None]) -> None: ...
     def forget(self) -> None: ...
     def roll_back(
-        self, which: Literal["newest", "previous"], done: Callable[[Restored | None], None]
+        self, to: int | Literal["previous"], done: Callable[[Restored | None], None]
     ) -> None: ...
 
 
@@ -123,8 +127,32 @@ class Watch:
     # Being swept or rolled back: nothing more is decided about it.
     ending: bool = False
 
+    # When it was last looked at, the processor time that took, and when a memory limit is reached if
+    # it goes on like this.
+    looked_at: float = field(default_factory=time.monotonic)
+    look_seconds: float = 0.0
+    full_at: float = math.inf
+
     def look(self) -> None:
-        self.reading = self.meter.sample()
+        before, then, spent = self.reading, self.looked_at, time.thread_time()
+        self.reading, self.looked_at = self.meter.sample(), time.monotonic()
+        self.look_seconds = time.thread_time() - spent
+        seconds = self.looked_at - then
+        self.full_at = self.looked_at + min(
+            _until_full(allowed, used, (used - used_before) / seconds)
+            for allowed, used, used_before in (
+                (self.limits.memory_bytes, self.reading.growth_bytes, before.growth_bytes),
+                (self.limits.sandbox_memory_bytes, self.reading.memory_bytes, before.memory_bytes),
+            )
+        )
+
+    def next_look(self) -> float:
+        """In how many seconds it is to be looked at again."""
+        until = max(TICK_SECONDS, self.look_seconds / TICK_SHARE)
+        if self.limits.wall_seconds is not None and self.clock.running:
+            until = min(until, self.limits.wall_seconds - self.clock.seconds)
+        until = min(until, (self.full_at - time.monotonic()) / 2)
+        return max(until, SHORTEST_TICK_SECONDS, self.look_seconds / FILLING_SHARE)
 
     def usage(self) -> Usage:
         return Usage(
@@ -157,7 +185,6 @@ class Enforcer:
         self._rolling_back = False
         self._how_it_died = ""
         self._timer: Timer | None = None
-        self._tick_seconds = TICK_SECONDS
 
     # -- told by the router ------------------------------------------------------------------------
 
@@ -183,11 +210,13 @@ class Enforcer:
         assert meter is not None
         if not self._watches:
             self._own_memory_bytes = own_memory_bytes()
+        cell_meter = CellMeter(meter, limits.sandbox_memory_bytes)
+        total = cell_meter.baseline.snapshot.memory.total
         self._watches[cell.request.msg_id] = Watch(
             cell,
             limits,
-            CellMeter(meter, limits.sandbox_memory_bytes),
-            NOTHING_READ,
+            cell_meter,
+            replace(NOTHING_READ, memory_bytes=total),
             meter.source,
             Stopwatch(),
             meter.oom_kills(),
@@ -245,6 +274,12 @@ class Enforcer:
             return
         watch.look()
         if watch.excess is None:
+            watch.excess = self._memory_excess(watch)
+            if watch.excess is not None:
+                # It was faster than any look at it, and has the memory still.
+                self._roll_back()
+                return
+        if watch.excess is None:
             self._conclude(watch, Ending(watch.usage()))
         elif watch.reading.kernel_threads_added > 0:
             # Threads cannot be ended from outside, and may go on with what was stopped.
@@ -290,17 +325,10 @@ class Enforcer:
         self._timer = self._loop.call_later(self._until_next_tick(), self._tick)
 
     def _until_next_tick(self) -> float:
-        if not self._watches:
-            return IDLE_TICK_SECONDS
-        until = self._tick_seconds
-        for watch in self._watches.values():
-            if watch.limits.wall_seconds is not None and watch.clock.running:
-                until = min(until, watch.limits.wall_seconds - watch.clock.seconds)
-        return max(until, 0.001)
+        return min((w.next_look() for w in self._watches.values()), default=IDLE_TICK_SECONDS)
 
     def _tick(self) -> None:
         self._timer = None
-        began = time.monotonic()
         if self._watches and self._is_swamped():
             self._hang_up()
         elif self._watches:
@@ -309,8 +337,6 @@ class Enforcer:
                     self._look_at(watch)
         elif not self._rolling_back:
             self._look_at_idle()
-        cost = time.monotonic() - began
-        self._tick_seconds = max(TICK_SECONDS, cost / TICK_SHARE)
         self._schedule()
 
     def _is_swamped(self) -> bool:
@@ -351,14 +377,9 @@ class Enforcer:
             self._roll_back()
 
     def _excess(self, watch: Watch) -> Excess | None:
-        limits, reading = watch.limits, watch.reading
-        wall, cpu = watch.clock.seconds, reading.cpu_seconds
-        if limits.sandbox_memory_bytes is not None:
-            used = reading.memory_bytes
-            if used > limits.sandbox_memory_bytes and not self._forget():
-                return Excess("sandbox_memory", limits.sandbox_memory_bytes, used)
-        if limits.memory_bytes is not None and reading.growth_bytes > limits.memory_bytes:
-            return Excess("memory", limits.memory_bytes, reading.growth_bytes)
+        if (excess := self._memory_excess(watch)) is not None:
+            return excess
+        limits, wall, cpu = watch.limits, watch.clock.seconds, watch.reading.cpu_seconds
         if limits.wall_seconds is not None and wall >= limits.wall_seconds:
             return Excess("wall", limits.wall_seconds, wall)
         if limits.cpu_seconds is not None and cpu >= limits.cpu_seconds:
@@ -366,6 +387,16 @@ class Enforcer:
         for limit, allowed, spent in self._budgets(wall, cpu):
             if spent >= allowed:
                 return Excess(limit, allowed, spent)
+        return None
+
+    def _memory_excess(self, watch: Watch) -> Excess | None:
+        limits, reading = watch.limits, watch.reading
+        if limits.sandbox_memory_bytes is not None:
+            used = reading.memory_bytes
+            if used > limits.sandbox_memory_bytes and not self._forget():
+                return Excess("sandbox_memory", limits.sandbox_memory_bytes, used)
+        if limits.memory_bytes is not None and reading.growth_bytes > limits.memory_bytes:
+            return Excess("memory", limits.memory_bytes, reading.growth_bytes)
         return None
 
     def _budgets(self, wall: float, cpu: float) -> Iterator[tuple[Limit, float, float]]:
@@ -416,7 +447,8 @@ class Enforcer:
             watch.ending = True
             watch.look()
             watch.clock.pause()
-        self._ladder.roll_back("newest", self._restored)
+        # Not to a later state: a cell may have ended before it was killed, and is said to be undone.
+        self._ladder.roll_back(self._finished, self._restored)
 
     def _restored(self, restored: Restored | None) -> None:
         self._rolling_back = False
@@ -482,6 +514,11 @@ class Enforcer:
             own=excess.limit in LIMITS and watch.limits.tightens(self._policy.limits, excess.limit),
         )
         return error, Exceeded(excess.limit, excess.allowed, excess.used, action)
+
+
+def _until_full(allowed: int | None, used: int, rate: float) -> float:
+    """Seconds until all that is allowed is used, at this rate."""
+    return math.inf if allowed is None or rate <= 0 else max(0, allowed - used) / rate
 
 
 def sandbox_lost(how: str, state: State, not_restored: tuple[str, ...]) -> SandboxLost:

@@ -92,7 +92,8 @@ class RunningCell:
     # What counts against its limits: all it sends.
     output_bytes: int = 0
     text_bytes: int = 0
-    messages: int = 0
+    # Its busy and its execute_input are not its own.
+    messages: int = -2
     # What stands right behind it and is answered by the wrapper, in its turn.
     questions: list[Request] = field(default_factory=list)
     aborted: list[Request] = field(default_factory=list)

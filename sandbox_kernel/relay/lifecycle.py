@@ -271,8 +271,11 @@ class Lifecycle:
         timer = self._loop.call_later(UNDO_SECONDS, late)
         self._when_answering(inner, lambda: inner.started.lifeline.send("count"))
 
-    def roll_back(self, which: Literal["newest", "previous"], done: RolledBack) -> None:
-        """Let a checkpoint take the kernel process's place; ``done(None)`` if that cannot be."""
+    def roll_back(self, to: int | Literal["previous"], done: RolledBack) -> None:
+        """Let a checkpoint take the kernel process's place; ``done(None)`` if that cannot be.
+
+        It is the one of the last state but one, or of the state after cell ``to``.
+        """
         inner = self._inner
         assert inner is not None
         self._serving.suspend()
@@ -287,7 +290,7 @@ class Lifecycle:
             done(None)
             return
         inner.link = Link(sockets, inner.link.codec)
-        inner.started.lifeline.send("rollback", which, f"{view.RUN}/{prefix}")
+        inner.started.lifeline.send("rollback", to, f"{view.RUN}/{prefix}")
         self._await_kernel(
             inner, ROLLBACK_SECONDS, lambda: self._lose(inner, "no checkpoint took over in time")
         )

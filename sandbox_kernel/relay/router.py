@@ -421,9 +421,9 @@ class Router:
     # -- from the inner kernel, hostile ----------------------------------------------------------
 
     def _read_inner_shell(self) -> None:
+        # Outputs before replies, as the inner kernel made them.
+        self._read_inner_iopub()
         if self._link is not None:
-            # Outputs before replies, as the inner kernel made them.
-            self._read_inner_iopub()
             for message in self._read_hostile(self._link.sockets.shell):
                 self._take_reply(message, "shell")
 
@@ -595,7 +595,8 @@ class Router:
     def _frames(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
         # One at a time: a batch of large frames would stand in memory all at once.
         end_of_turn = time.monotonic() + TURN_SECONDS
-        while time.monotonic() < end_of_turn:
+        # What was read may have had the inner kernel killed, and its sockets closed.
+        while not socket.closed and time.monotonic() < end_of_turn:
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
