@@ -24,6 +24,7 @@ from stats import MIB, Round, Row, p95
 
 OUTPUT_BYTES = 100_000_000
 DISPLAYS = 5_000
+RECEIPT = b"application/vnd.sandbox-kernel.receipt+json"
 BUFFER = os.urandom(1_000_000)
 CELLS_PER_ROUND = 25
 THINKING_SECONDS = 0.1
@@ -95,7 +96,8 @@ def printed(lines: int) -> Callable[[Kernel], Round]:
 
 def displays(kernel: Kernel) -> Round:
     run = kernel.run(f"for _ in range({DISPLAYS}): display({{'text/plain': 'x'}}, raw=True)")
-    arrived = len(run.of_type("display_data"))
+    # A receipt comes on top of what the cell shows.
+    arrived = sum(RECEIPT not in message[3] for message in run.of_type("display_data"))
     kernel.expect(arrived == DISPLAYS, f"{arrived:,} of {DISPLAYS:,} messages arrived")
     return [run.seconds]
 

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
-from tests.kernel import Kernel, running_kernel
+from sandbox_kernel.policy.effective import as_document
+from sandbox_kernel.policy.load import load_policy
+from tests.kernel import UNCHECKED, Kernel, running_kernel
 
 # A busy machine is not a reason to fail.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -49,9 +52,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"{level} tests not run: {problem}"))
 
 
+@pytest.fixture(scope="session")
+def config_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's configuration with the policy that tests run under unless they choose another.
+
+    It is `default` without its check of the code: what is tested must hold for code that gets past.
+    """
+    home = tmp_path_factory.mktemp("config")
+    policies = home / "sandbox-kernel" / "policies"
+    policies.mkdir(parents=True)
+    document = as_document(load_policy("default")) | {
+        "code": as_document(load_policy("trusted"))["code"]
+    }
+    (policies / f"{UNCHECKED}.yaml").write_text(yaml.safe_dump(document))
+    return home
+
+
 @pytest.fixture(autouse=True)
-def state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state_home(
+    tmp_path_factory: pytest.TempPathFactory, config_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """Every test has its own run directories and connection files, so that leftovers show."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config_home))
+    monkeypatch.setenv("SANDBOX_KERNEL_POLICY", UNCHECKED)
     home = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("SANDBOX_KERNEL_HOME", str(home))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))

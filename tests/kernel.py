@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,8 @@ from jupyter_client.manager import KernelManager
 from sandbox_kernel.limits.meter import process_tree
 
 SANDBOXED = "sandboxed-python"
+# A policy that `conftest` makes: `default` without its check of the code.
+UNCHECKED = "unchecked"
 TIMEOUT = 60
 
 
@@ -171,11 +172,12 @@ def running_kernel(
     arguments: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[Kernel]:
-    """A kernel that is ready; ``policy`` is YAML for it alone."""
+    """A kernel that is ready; ``policy`` is YAML for it alone, on top of what tests run under."""
     if policy is not None:
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory, "test.yaml")
-            path.write_text(policy)
+            checked = "code:" in policy or "extends:" in policy
+            path.write_text(policy if checked else f"extends: {UNCHECKED}\n{policy}")
             path.chmod(0o600)
             env = {**(env or {}), "SANDBOX_KERNEL_POLICY": str(path)}
             with running_kernel(
@@ -184,7 +186,9 @@ def running_kernel(
                 yield kernel
         return
     manager = KernelManager(kernel_name=name, **options)
-    start: dict[str, Any] = {"stderr": subprocess.DEVNULL, "extra_arguments": list(arguments)}
+    # A file, not a pipe that nobody reads; it is shown if the kernel does not come up.
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    start: dict[str, Any] = {"stderr": said, "extra_arguments": list(arguments)}
     if cwd is not None:
         start["cwd"] = str(cwd)
     if env is not None:
@@ -193,9 +197,16 @@ def running_kernel(
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=TIMEOUT)
+        try:
+            client.wait_for_ready(timeout=TIMEOUT)
+        except RuntimeError as error:
+            said.seek(0)
+            status = manager.provisioner.process.poll()
+            error.add_note(f"exit status {status}, stderr: {said.read().decode()}")
+            raise
         yield Kernel(manager, client)
     finally:
+        said.close()
         client.stop_channels()
         manager.shutdown_kernel(now=not manager.is_alive())
         manager.context.destroy(linger=0)

@@ -9,6 +9,7 @@ from typing import Final
 SUBCOMMANDS: Final = {
     "launch": "start the kernel on a connection file (what kernel.json calls)",
     "run": "run notebooks in the sandbox and show each cell's result",
+    "policy": "list, show and explain policies, and check notebooks against one",
 }
 
 

@@ -22,7 +22,8 @@ from sandbox_kernel.log import log
 from sandbox_kernel.paths import state_home
 
 USAGE: Final = (
-    "usage: sandbox-kernel launch -f CONNECTION_FILE [--policy NAME|PATH] [ipykernel option …]"
+    "usage: sandbox-kernel launch -f CONNECTION_FILE [--policy NAME|PATH | --trust LEVEL] "
+    "[ipykernel option …]"
 )
 # Options of ipykernel that only change how cells run inside; the rest of its command line could
 # redirect sockets, files or the kernel class.
@@ -77,8 +78,9 @@ class Launcher:
 def main(argv: Sequence[str]) -> int:
     arguments = list(argv)
     policy = _take_option(arguments, "--policy")
+    trust = _take_option(arguments, "--trust")
     connection = _take_option(arguments, "-f")
-    if connection is None:
+    if not connection:
         print(USAGE, file=sys.stderr)
         return 2
     # What is put in the run directory is read by another user where root started the kernel; the
@@ -96,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
             first = launcher.start()
         except SandboxUnavailable as error:
             first = error
-        return _serve(connection_file, launcher, first, policy)
+        return _serve(connection_file, launcher, first, policy, trust)
     finally:
         if isinstance(first, StartedSandbox):
             first.close()
@@ -104,13 +106,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _take_option(arguments: list[str], name: str) -> str | None:
-    """The value of an option, which is removed; ``None`` if it is not there or has no value."""
-    if name not in arguments[:-1]:
-        return None
-    place = arguments.index(name)
-    _, value = arguments[place : place + 2]
-    del arguments[place : place + 2]
-    return value
+    """The value of an option, which is removed; ``None`` if it is not there.
+
+    Both ``--policy strict`` and ``--policy=strict``: neither may come to mean ``default``. So an
+    option without a value has the value "", which is refused like any that means nothing.
+    """
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if option != name:
+            continue
+        if not equals:
+            value = "".join(arguments[place + 1 : place + 2])
+            del arguments[place + 1 : place + 2]
+        del arguments[place]
+        return value
+    return None
 
 
 def _serve(
@@ -118,14 +128,17 @@ def _serve(
     launcher: Launcher,
     first: StartedSandbox | SandboxError,
     policy_name: str | None,
+    trust: str | None,
 ) -> int:
-    from sandbox_kernel.policy.load import DEFAULT, choose_policy, load_policy
+    from sandbox_kernel.policy.find import DEFAULT
+    from sandbox_kernel.policy.levels import choose_policy
+    from sandbox_kernel.policy.load import load_policy
     from sandbox_kernel.relay.connection import ConnectionFileError, ConnectionInfo
     from sandbox_kernel.relay.wire import Author
 
     start = launcher.start
     try:
-        policy = load_policy(choose_policy(policy_name, os.environ))
+        policy = load_policy(choose_policy(policy_name, os.environ, trust))
     except PolicyError as error:
         # No cell may run under a guess of what the policy meant, and the user must see why.
         if isinstance(first, StartedSandbox):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.outputs.receipt import RECEIPT_MIME
-from sandbox_kernel.policy.load import POLICY_VARIABLE
+from sandbox_kernel.policy.levels import POLICY_VARIABLE, TRUST_VARIABLE
 from sandbox_kernel.words import duration, size
 
 KERNEL_NAME = "sandboxed-python"
@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
     if options.policy is not None:
         # The kernel inherits it; a policy in its own kernel.json wins.
         os.environ[POLICY_VARIABLE] = options.policy
+        os.environ.pop(TRUST_VARIABLE, None)  # both would be refused
     failed = False
     for path in options.notebooks:
         results = run_notebook(path, options)

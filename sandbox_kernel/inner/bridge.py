@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import gc
 import json
+import math
 import os
 import random
 import resource
@@ -71,7 +72,10 @@ WRAPPER_IDENTITY = b"wrapper"
 # The wrapper hangs up on frames above 16 MiB, so an honest kernel does not send them.
 MAX_FRAME_BYTES = 16 << 20
 STREAM_CHARACTERS = 1 << 20
+ERROR_CHARACTERS = 1 << 17
 DEBUG_SHELL = "inproc://debug-shell"
+# What a cell has shown must reach the user first: a fork keeps a processor busy for some milliseconds.
+CELL_REST_SECONDS = 0.01
 # A slider that is dragged calls back many times a second: one checkpoint after the last.
 COMM_REST_SECONDS = 0.1
 # The soft ceiling counts address space, which libraries take more of than they use.
@@ -92,15 +96,32 @@ EXIT_SECONDS = 0.2
 class BridgeSession(Session):
     """Refuses what the wrapper would refuse, where the user's code can see it."""
 
-    def send(self, stream: Any, msg_or_type: Any, *args: Any, **kwargs: Any) -> Any:
+    def send(
+        self, stream: Any, msg_or_type: Any, content: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         for buffer in kwargs.get("buffers") or ():
             _check_size(memoryview(buffer).nbytes)
-        return super().send(stream, msg_or_type, *args, **kwargs)
+        if msg_or_type in ("error", "execute_reply") and "traceback" in (content or {}):
+            content = {
+                **content,
+                "evalue": shortened(content["evalue"]),
+                "traceback": [shortened(line) for line in content["traceback"]],
+            }
+        return super().send(stream, msg_or_type, content, *args, **kwargs)
 
     def serialize(self, *args: Any, **kwargs: Any) -> list[bytes]:
         frames: list[bytes] = super().serialize(*args, **kwargs)
         _check_size(max(map(len, frames)))
         return frames
+
+
+def shortened(text: str) -> str:
+    """Without its middle if it is very long: an error must be seen, whatever it says."""
+    if len(text) <= ERROR_CHARACTERS:
+        return text
+    half = ERROR_CHARACTERS // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]} … ({left_out:,} characters left out) … {text[-half:]}"
 
 
 def _check_size(size: int) -> None:
@@ -117,20 +138,28 @@ class BridgeOutStream(OutStream):
 
     # What the running cell may still print, and one character more, so that the wrapper sees that
     # it goes on. The wrapper stops it; this keeps the rest from filling the sandbox's memory.
-    allowance: ClassVar[int | None] = None
+    _allowance: ClassVar[int] = 0
 
-    def write(self, string: str) -> int | None:
-        left = BridgeOutStream.allowance
-        if left is None or not isinstance(string, str):
-            return super().write(string)  # type: ignore[no-any-return]
-        BridgeOutStream.allowance = max(left - len(string), 0)
+    @classmethod
+    def allow(cls, characters: int | None) -> None:
+        """Let the next cell print so much; ``None``: without a limit, and without counting."""
+        cls._allowance = 0 if characters is None else characters + 1
+        cls.write = OutStream.write if characters is None else cls._write
+
+    def _write(self, string: str) -> int | None:
+        if not isinstance(string, str):
+            return super().write(string)
+        left = BridgeOutStream._allowance
+        BridgeOutStream._allowance = max(left - len(string), 0)
         if left:
             super().write(string[:left])
         return len(string)
 
     def flush(self) -> None:
-        # ipykernel flushes four times a cell, and each waits for a round through the IOPub thread.
-        if self._buffers or self.pub_thread._events:
+        # ipykernel flushes six times a cell, and each waits for a round through the IOPub thread. It
+        # need not: what comes next goes the same way. A user who flushes may be about to end.
+        by_kernel = sys._getframe(1).f_globals.get("__name__", "").startswith("ipykernel.")
+        if self._buffers or (self.pub_thread._events and not by_kernel):
             super().flush()
 
     def _flush_buffers(self) -> Iterator[tuple[dict[str, Any], str]]:
@@ -168,6 +197,8 @@ class BridgeKernel(IPythonKernel):
     _cells_context: Context | None = None
     # Those that have come while a cell was on its way.
     _interrupts: ClassVar[list[int]] = []
+    # Cells and the execution counts that the wrapper has announced for them.
+    _announced: ClassVar[dict[str, int | None]] = {}
 
     @cached_property
     def banner(self) -> str:
@@ -196,21 +227,33 @@ class BridgeKernel(IPythonKernel):
         # Cells and the callbacks of widgets change the state; questions about it do not.
         msg_type = self.get_parent("shell")["header"]["msg_type"]
         if msg_type == "execute_request":
-            self.state.changed(0.0)
+            self.state.changed(CELL_REST_SECONDS)
         elif msg_type.startswith("comm_"):
             self.state.changed(COMM_REST_SECONDS)
 
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         terms = parent["metadata"].pop("sandbox", {})
         self.state.enabled = terms.get("checkpoint") == "cell"
+        self._announced[parent["header"]["msg_id"]] = terms.get("count")
         with self._interrupts_noted():
+            if self.state.interrupted_at > terms.get("sent", math.inf):
+                self._interrupts.append(signal.SIGINT)
             await self.state.kept()
             set_soft_limits(terms)
-            allowed = terms.get("text_bytes")
-            BridgeOutStream.allowance = None if allowed is None else allowed + 1
+            BridgeOutStream.allow(terms.get("text_bytes"))
             with self.state.running(parent["header"]["msg_id"]):
                 await super().execute_request(stream, ident, parent)
             self.state.label = terms.get("serial", self.state.label)
+
+    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
+        # Each message wakes three threads and the wrapper: what that has said itself is left out.
+        metadata = (parent or self.get_parent(channel)).get("metadata", {})
+        if status != "busy" or not metadata.get("sandbox", {}).get("busy"):
+            super()._publish_status(status, channel, parent)
+
+    def _publish_execute_input(self, code: str, parent: Any, execution_count: int) -> None:
+        if self._announced.pop(parent["header"]["msg_id"], None) != execution_count:
+            super()._publish_execute_input(code, parent, execution_count)
 
     async def do_execute(self, *args: Any, **kwargs: Any) -> Any:
         kernel_pid = os.getpid()
@@ -369,6 +412,8 @@ class State:
         self._io_loop = io_loop
         self._loop = io_loop.asyncio_loop
         self._stale = True
+        # When an interrupt came that no cell was there for, by the monotonic clock.
+        self.interrupted_at = 0.0
         # Done when a checkpoint is to be made: the app's loop waits for it.
         self.due: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -558,7 +603,8 @@ class BridgeApp(IPKernelApp):
                 # goes on from here, however often that happens.
                 state.park()
             except KeyboardInterrupt:
-                continue  # too late for its cell
+                state.interrupted_at = time.monotonic()
+                continue  # too late for its cell, or too early
             except RuntimeError:  # stopped from inside: the kernel is to end
                 return
             if self.kernel.shell.exit_now:
@@ -683,6 +729,8 @@ def main(connection_file: str) -> None:
     config.HistoryManager.hist_file = ":memory:"
     app = BridgeApp.instance(config=config, connection_file=connection_file)
     app.initialize(settings["argv"])
+    # traitlets makes a record of every debug message, for a handler that shows none.
+    app.log.setLevel(app.log_level)
     gc.enable()  # `boot` turned it off for the imports
     app.start()
     # As Python ends, but that objects of earlier lives are not finalised.

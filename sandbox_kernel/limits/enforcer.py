@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from sandbox_kernel.errors import (
@@ -25,6 +24,7 @@ from sandbox_kernel.errors import (
     SandboxError,
     SandboxLost,
 )
+from sandbox_kernel.limits.files import read
 from sandbox_kernel.limits.meter import CellMeter, Meter, Reading
 from sandbox_kernel.outputs.receipt import Exceeded, Usage
 from sandbox_kernel.policy.model import LIMITS, Limits, Policy
@@ -538,4 +538,4 @@ def sandbox_lost(how: str, state: State, not_restored: tuple[str, ...]) -> Sandb
 
 def own_memory_bytes() -> int:
     """The wrapper's own resident memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+    return int(read("/proc/self/statm").split()[1]) * PAGE_BYTES

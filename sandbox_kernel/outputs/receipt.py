@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from sandbox_kernel.policy.verdict import Finding
 from sandbox_kernel.words import (
     LIMIT_NAMES,
     Action,
@@ -31,7 +32,7 @@ METADATA_KEY: Final = "sandbox"
 RECEIPT_MIME: Final = "application/vnd.sandbox-kernel.receipt+json"
 SCHEMA: Final = 1
 
-Verdict = Literal["allow", "warn", "approved", "deny"]
+VerdictWord = Literal["allow", "warn", "approved", "deny"]
 
 _OUTCOMES: Final[Mapping[Outcome, str]] = {
     "ok": "",
@@ -139,17 +140,17 @@ class PolicyName:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """All that is said about one cell. ``findings`` are JSON objects, as the validator made them."""
+    """All that is said about one cell."""
 
     audit_id: str
-    verdict: Verdict
+    verdict: VerdictWord
     outcome: Outcome
     state: State
     isolation: Isolation
     policy: PolicyName
     usage: Usage
     limits: Mapping[str, float]
-    findings: tuple[Mapping[str, Any], ...] = ()
+    findings: tuple[Finding, ...] = ()
     exceeded: Exceeded | None = None
     not_restored: tuple[str, ...] = ()  # plain words, such as "2 threads"
 
@@ -159,7 +160,7 @@ class Receipt:
             "schema": SCHEMA,
             "audit_id": self.audit_id,
             "verdict": self.verdict,
-            "findings": [dict(finding) for finding in self.findings],
+            "findings": [finding.to_json() for finding in self.findings],
             "outcome": self.outcome,
             "state": self.state,
             "isolation": self.isolation.to_json(),
@@ -181,12 +182,18 @@ class Receipt:
             lacking = f" (not {', '.join(self.not_restored)})" if self.not_restored else ""
             parts.append(_STATES[self.state] + lacking)
         if self.verdict == "warn":
-            parts.append(count(len(self.findings), "warning") if self.findings else "warned")
+            parts.append(warnings_in_words(self.findings))
         elif self.verdict == "approved":
             parts.append("approved by you")
         parts += self.usage.words() if ran else []
         parts += [self.isolation.words(), f"audit {self.audit_id}"]
         return " · ".join(part for part in parts if part)
+
+
+def warnings_in_words(findings: Sequence[Finding]) -> str:
+    first, *more = findings
+    others = f" and {len(more)} more" if more else ""
+    return f"warning: {first.rule} in line {first.line}{others}"
 
 
 def display_content(receipt: Receipt) -> dict[str, Any]:

@@ -8,7 +8,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 from sandbox_kernel.errors import PolicyViolation
 from sandbox_kernel.policy.units import COUNT, DURATION, SIZE, Kind, UnitError, shown
+from sandbox_kernel.policy.verdict import Decision
 
+# Where only one word is left, it is the one that this build can enforce.
+Level = Literal["process"]
+Network = Literal["none"]
+Mount = Literal["read-only"]
 Checkpoint = Literal["cell", "off"]
 Annotate = Literal["receipt", "metadata"]
 
@@ -59,6 +64,8 @@ BUDGET: Final[Mapping[str, Setting]] = {
     "wall": Setting("wall_seconds", DURATION),
     "cpu": Setting("cpu_seconds", DURATION),
 }
+MAX_SIZE: Final = Setting("max_bytes", SIZE, can_be_none=False)
+LONGEST_NAME: Final = 100  # of an entry in a list of names
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +136,72 @@ class Budget:
     cpu_seconds: float | None
 
 
+class Isolation(NamedTuple):
+    """How strong the sandbox must be: levels in order of preference, and the weakest accepted."""
+
+    prefer: tuple[Level, ...]
+    require: Level
+
+
+class Names(NamedTuple):
+    """What a policy decides about modules, commands or magics by their names."""
+
+    otherwise: Decision
+    entries: Mapping[str, Decision]
+
+    def decide(self, name: str) -> Decision:
+        """The word of the most specific entry; ``os`` is also about ``os.path`` and all below it."""
+        # Nothing longer can be an entry, and a cell can hold a name of a million dots.
+        name = name[: LONGEST_NAME + 1]
+        while name:
+            if (decision := self.entries.get(name)) is not None:
+                return decision
+            name = name.rpartition(".")[0]
+        return self.otherwise
+
+    def listed(self, decision: Decision) -> list[str]:
+        """The entries of one list, as the policy has them."""
+        return [name for name, given in self.entries.items() if given == decision]
+
+
+class Code(NamedTuple):
+    """What the static check says about a cell's code. ``rules`` has every rule but those on names."""
+
+    max_bytes: int  # of a cell's text, as UTF-8
+    imports: Names
+    commands: Names
+    magics: Names
+    rules: Mapping[str, Decision]
+
+    def decide(self, rule: str, about: str) -> Decision:
+        """The policy's word on a hit; what no policy can decide about is denied."""
+        if (field := NAME_RULES.get(rule)) is not None:
+            names: Names = getattr(self, field)
+            return names.decide(about)
+        return self.rules.get(rule, "deny")
+
+
+# The rules that lists of names decide, and the field of each.
+NAME_RULES: Final[Mapping[str, str]] = {
+    "python.import": "imports",
+    "shell.command": "commands",
+    "magic": "magics",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """One policy, complete. ``sha256`` is that of the files it was made of, the base first."""
 
     name: str
     sha256: str
+    isolation: Isolation
     limits: Limits
     budget: Budget
+    network: Network
+    workspace: Mount  # how the notebook's folder is mounted
+    environment: tuple[str, ...]  # variables passed on to the sandbox
+    code: Code
     checkpoint: Checkpoint
     annotate: Annotate
 

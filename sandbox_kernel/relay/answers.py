@@ -12,6 +12,7 @@ from sandbox_kernel import __version__
 from sandbox_kernel.errors import SandboxError
 from sandbox_kernel.relay.cells import Request, RunningCell
 from sandbox_kernel.relay.frontend import FrontendSockets
+from sandbox_kernel.relay.sockets import send
 from sandbox_kernel.relay.wire import Author, Codec, Message, timestamp
 
 
@@ -32,6 +33,11 @@ class Answers:
         """To where the request came from, whatever the inner kernel says."""
         socket = self._frontend.control if request.channel == "control" else self._frontend.shell
         self._send(socket, reply, request.message.idents)
+
+    def ask(self, request: Request, content: Mapping[str, Any]) -> None:
+        """A question of the wrapper's own, to who sent the request."""
+        prompt = self._author.message("input_request", content, request.message)
+        self.forward_prompt(request, prompt)
 
     def forward_prompt(self, request: Request, prompt: Message) -> None:
         self._send(self._frontend.stdin, prompt, request.message.idents)
@@ -129,7 +135,7 @@ class Answers:
         return f"kernel.{self._author.session}.{msg_type}".encode()
 
     def _send(self, socket: zmq.Socket[bytes], message: Message, idents: Sequence[bytes]) -> None:
-        socket.send_multipart(self._codec.write(message, idents), zmq.NOBLOCK, copy=False)
+        send(socket, self._codec.write(message, idents))
 
 
 def error_content(error: SandboxError, inner_traceback: Sequence[str] = ()) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from sandbox_kernel.policy.model import Limits
+from sandbox_kernel.policy.verdict import Verdict
 from sandbox_kernel.relay.wire import Message, decode_object
 
 Channel = Literal["shell", "control"]
@@ -63,6 +64,17 @@ class Request:
         return bool(self.message.content.get("allow_stdin", False))
 
     @property
+    def code(self) -> str:
+        return str(self.message.content["code"])
+
+    @property
+    def expressions(self) -> list[str]:
+        """What is evaluated behind the cell: code too."""
+        expressions = self.message.content.get("user_expressions")
+        values = expressions.values() if isinstance(expressions, dict) else ()
+        return [value for value in values if isinstance(value, str)]
+
+    @property
     def asked_limits(self) -> object:
         """What the client wants this cell's limits to be; ``None`` if it says nothing."""
         asked = decode_object(self.message.frames[2]).get("sandbox")
@@ -83,7 +95,14 @@ class RunningCell:
     serial: int = 0
     audit_id: str = ""
     limits: Limits | None = None
+    # What the policy says of its code, and whether the user has said yes where the policy asks.
+    verdict: Verdict | None = None
+    approved: bool = False
     execution_count: int | None = None
+    # Whether the wrapper has said its busy; it is not the inner kernel's to say then.
+    announced: bool = False
+    # When it was forwarded, by the monotonic clock.
+    sent: float = 0.0
     reply: Message | None = None
     idle: Message | None = None
     # The error it published after it was stopped; shown within the wrapper's own.
@@ -92,8 +111,7 @@ class RunningCell:
     # What counts against its limits: all it sends.
     output_bytes: int = 0
     text_bytes: int = 0
-    # Its busy and its execute_input are not its own.
-    messages: int = -2
+    messages: int = 0
     # What stands right behind it and is answered by the wrapper, in its turn.
     questions: list[Request] = field(default_factory=list)
     aborted: list[Request] = field(default_factory=list)

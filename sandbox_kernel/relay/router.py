@@ -22,13 +22,18 @@ from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.log import log
 from sandbox_kernel.outputs.annotate import annotate_output, strip_metadata
 from sandbox_kernel.outputs.receipt import METADATA_KEY, Exceeded, new_audit_id
+from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.model import Policy
+from sandbox_kernel.policy.violation import CodeViolation
 from sandbox_kernel.relay.answers import Answers
+from sandbox_kernel.relay.asking import Asking, told_apart
 from sandbox_kernel.relay.cells import OVERTAKING, Cells, Channel, Request, RunningCell
+from sandbox_kernel.relay.debugging import code_in, denial
 from sandbox_kernel.relay.frontend import FrontendSockets
 from sandbox_kernel.relay.inner import InnerSockets
 from sandbox_kernel.relay.loop import Loop
 from sandbox_kernel.relay.settle import NOTHING_USED, Ending, Settler
+from sandbox_kernel.relay.sockets import receive, send
 from sandbox_kernel.relay.wire import (
     Author,
     Codec,
@@ -47,6 +52,8 @@ REPLY_GRACE_SECONDS: Final = 1.0
 BURST_SECONDS: Final = 0.1
 # How long a kernel that is gone may still be listened to: it may have left a flood.
 LAST_WORDS_SECONDS: Final = 0.2
+# A kernel process that gets an interrupt before it has got to the cell would not know what it is for.
+START_SECONDS: Final = 0.05
 # A question behind a cell is answered in its turn, but not later than this.
 QUESTION_SECONDS: Final = 0.8
 # What a cell shows, and what counts as such.
@@ -59,6 +66,7 @@ UNDO: Final = "%undo"
 KERNEL_ENDED: Final = SandboxLost(
     "The kernel's process ended twice over this request.", hint="Do not send it again."
 )
+NOBODY_TO_ASK: Final = "the policy asks about such code, and this client cannot be asked"
 RUN_ON: Final = frozenset({"continue", "next", "stepIn", "stepOut", "disconnect", "terminate"})
 
 
@@ -96,6 +104,7 @@ class Router:
         ports: Mapping[str, int],
         policy: Policy,
         settler: Settler,
+        judge: Judge,
         host: Host,
     ) -> None:
         self.drops: Counter[str] = Counter()
@@ -108,6 +117,10 @@ class Router:
         self._ports = ports
         self._policy = policy
         self._settler = settler
+        self._judge = judge
+        self._asking = Asking(answers)
+        # Cells that were approved while there was no inner kernel.
+        self._approved: list[RunningCell] = []
         self._host = host
         self._link: Link | None = None
         self._kernel_info: Mapping[str, Any] = {}
@@ -121,6 +134,8 @@ class Router:
         self._start_announced = False
         self._debugging = False
         self._execution_count = 0
+        # What the next cell's will be, if it is known.
+        self._next_count: int | None = None
         self._serials = itertools.count(1)
         self._asked_again: set[str] = set()
         self._cells = Cells()
@@ -158,6 +173,9 @@ class Router:
         self._loop.watch(link.sockets.stdin, self._read_inner_stdin)
         self._loop.watch(link.sockets.iopub, self._read_inner_iopub)
         self._loop.watch(link.sockets.shell, self._read_inner_shell)
+        approved, self._approved = self._approved, []
+        for cell in approved:
+            self._run(cell)
         for request in self._cells.release():
             self._forward(request)
 
@@ -201,6 +219,10 @@ class Router:
         if cell.execution_count is None:
             # The inner kernel died before its execute_input got here.
             cell.execution_count = self._execution_count + (not cell.request.silent)
+        if cell.serial:
+            # A rollback takes the count back with all else.
+            count = cell.reply.outline.count if cell.reply and ending.state == "kept" else None
+            self._next_count = None if count is None else count + 1
         self._settler.settle(cell, ending)
         questions, cell.questions = cell.questions, []
         for request in questions:
@@ -214,6 +236,9 @@ class Router:
     def refuse(self, error: SandboxError) -> None:
         """There is no sandbox to be had: say so to everything that waits and that still comes."""
         self._failure = error
+        approved, self._approved = self._approved, []
+        for cell in approved:
+            self.conclude(cell, Ending(NOTHING_USED, error=error, outcome="lost"))
         failed_lanes = set()
         for request in self._cells.take_waiting():
             if request.is_cell and request.lane_id in failed_lanes:
@@ -241,8 +266,15 @@ class Router:
             self._drop("msg_id of a running cell used again")
         elif answer is not None:
             answer(request)
+        elif request.msg_type == "interrupt_request" and self._asking.open:
+            self._answers.answer(request, {"status": "ok"})
+            self._asking.withdraw()
+        elif (denied := self._judge_debugger(request)) is not None:
+            self._answers.answer(request, denial(request, denied))
         elif self._link is not None:
-            if request.channel == "control" and not request.is_cell:
+            if request.msg_type == "interrupt_request":
+                self._forward_interrupt(request)
+            elif request.channel == "control" and not request.is_cell:
                 self._forward(request)
             else:
                 # A cell sent on control takes its turn like any other; its reply goes to control.
@@ -254,6 +286,21 @@ class Router:
             self._answers.answer(request, {"status": "ok"})
         elif request.msg_type not in OVERTAKING:
             self._cells.hold(request)
+
+    def _forward_interrupt(self, request: Request) -> None:
+        started = max((cell.sent for cell in self._cells.in_flight), default=0.0) + START_SECONDS
+        wait = started - time.monotonic()
+        if wait <= 0:
+            self._forward(request)
+            return
+
+        def forward() -> None:
+            if self._link is not None:
+                self._forward(request)
+            else:
+                self._answers.answer(request, {"status": "ok"})
+
+        self._loop.call_later(wait, forward)
 
     def _overhear(self, request: Request) -> None:
         """Requests on control that are passed on, but mean something to the wrapper too."""
@@ -278,7 +325,9 @@ class Router:
 
     def _read_frontend_stdin(self) -> None:
         for message in self._read(self._frontend.stdin, self._codec):
-            if self._link is None or not self._cells.in_flight:
+            if self._asking.open:
+                self._asking.answer(message.content.get("value"))
+            elif self._link is None or not self._cells.in_flight:
                 self._drop("input_reply without a running cell")
             else:
                 self.enforcer.resume()
@@ -362,13 +411,50 @@ class Router:
         except (PolicyViolation, CellLimitExceeded) as error:
             self._deny(cell, error)
             return
-        if request.message.content["code"].strip() == UNDO:
+        if request.code.strip() == UNDO:
             self._begin(cell)
             self._host.undo(cell)
             return
+        cell.verdict = self._judge.judge(request.code, request.expressions)
+        match cell.verdict.decision:
+            case "deny":
+                self._deny(cell, CodeViolation(cell.verdict, self._policy.name, request.code))
+            case "ask":
+                self._asking.ask(cell, lambda yes: self._on_answer(cell, yes))
+            case _:
+                self._run(cell)
+
+    def _on_answer(self, cell: RunningCell, yes: bool) -> None:
+        request = cell.request
+        if not yes:
+            assert cell.verdict is not None
+            why = "you did not allow it" if request.allow_stdin else NOBODY_TO_ASK
+            error = CodeViolation(cell.verdict, self._policy.name, request.code, f": {why}")
+            self._deny(cell, error)
+            return
+        cell.approved = True
+        self._judge.approved()
+        if self._link is None:
+            self._approved.append(cell)
+        else:
+            self._run(cell)
+
+    def _run(self, cell: RunningCell) -> None:
+        request, limits = cell.request, cell.limits
+        assert limits is not None
         cell.serial = next(self._serials)
+        # The wrapper says that the cell begins, while the inner kernel gets to it: unless something
+        # else is before it there, or beside it.
+        others = len(self._cells.in_flight) > 1 or self._outstanding or self._callbacks
+        cell.announced = not others
+        is_counted = cell.announced and not request.silent and request.lane_id is None
+        count = self._next_count if is_counted else None
+        cell.sent = time.monotonic()
         terms = {
             "serial": cell.serial,
+            "busy": cell.announced,
+            "count": count,
+            "sent": cell.sent,
             "checkpoint": self._policy.checkpoint,
             "memory_bytes": limits.memory_bytes,
             "processes": limits.processes,
@@ -378,6 +464,23 @@ class Router:
         metadata = {**decode_object(request.message.frames[2]), METADATA_KEY: terms}
         self.enforcer.begin(cell, limits)
         self._send_request(request, request.message.with_metadata(encode_object(metadata)))
+        if cell.announced:
+            self._answers.status("busy", request.message)
+        if count is not None:
+            cell.execution_count = self._execution_count = count
+            self._answers.show_input(request, count)
+
+    def _judge_debugger(self, request: Request) -> CodeViolation | None:
+        """The denial of a debugger's request that would run code, if it is denied."""
+        if request.msg_type != "debug_request":
+            return None
+        code = "\n".join(code_in(request.message.content))
+        if not code:
+            return None
+        verdict = self._judge.judge(code)
+        if verdict.decision in ("allow", "warn"):
+            return None
+        return CodeViolation(verdict, self._policy.name, code)
 
     def _begin(self, cell: RunningCell) -> None:
         """What ipykernel says first, for a cell that it will not see."""
@@ -413,7 +516,7 @@ class Router:
         assert self._link is not None
         frames = self._link.codec.write(message, message.idents)
         try:
-            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            send(socket, frames)
         except zmq.Again:
             # Nobody is connected any more: the wrapper has heard of it too, and `detach` answers.
             self._drop("message to an inner kernel that hung up")
@@ -470,6 +573,8 @@ class Router:
                 self._drop("input_request without a cell that allows stdin")
                 continue
             self.enforcer.pause(cell)
+            if (content := told_apart(decode_object(message.frames[3]))) is not None:
+                message = message.with_content(encode_object(content))
             self._answers.forward_prompt(cell.request, message)
 
     def _read_inner_iopub(self) -> None:
@@ -492,6 +597,8 @@ class Router:
                 self._take_idle(cell, message)
                 if self._gate is not None:
                     return
+                continue
+            if cell is not None and is_announced(cell, message):
                 continue
             # What names no cell that runs is on the bill of the one that does, or of the pause.
             account = cell or next(iter(self._cells.in_flight), self._between)
@@ -597,9 +704,8 @@ class Router:
         end_of_turn = time.monotonic() + TURN_SECONDS
         # What was read may have had the inner kernel killed, and its sockets closed.
         while not socket.closed and time.monotonic() < end_of_turn:
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            frames = receive(socket)
+            if frames is None:
                 return
             yield frames
 
@@ -619,3 +725,11 @@ class Router:
                 yield message
             else:
                 self._drop("foreign session")
+
+
+def is_announced(cell: RunningCell, message: Message) -> bool:
+    """Whether an inner kernel says what the wrapper has said when it forwarded the cell."""
+    if message.msg_type == "status":
+        return cell.announced and message.outline.is_state("busy")
+    is_input = message.msg_type == "execute_input" and cell.execution_count is not None
+    return is_input and message.outline.count == cell.execution_count

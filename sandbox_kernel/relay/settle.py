@@ -16,6 +16,7 @@ from sandbox_kernel.outputs.receipt import (
     PolicyName,
     Receipt,
     Usage,
+    VerdictWord,
     display_content,
 )
 from sandbox_kernel.policy.model import Policy
@@ -94,7 +95,8 @@ class Settler:
             return None
         return Receipt(
             audit_id=cell.audit_id,
-            verdict="deny" if isinstance(ending.error, PolicyViolation) else "allow",
+            verdict=verdict_of(cell, ending),
+            findings=() if cell.verdict is None else cell.verdict.findings,
             outcome=ending.outcome or outcome_of(cell),
             state=ending.state,
             isolation=Isolation(facts.level, facts.engine, facts.network),
@@ -104,6 +106,14 @@ class Settler:
             exceeded=ending.exceeded,
             not_restored=ending.not_restored,
         )
+
+
+def verdict_of(cell: RunningCell, ending: Ending) -> VerdictWord:
+    if isinstance(ending.error, PolicyViolation):
+        return "deny"
+    if cell.approved:
+        return "approved"
+    return "warn" if cell.verdict is not None and cell.verdict.findings else "allow"
 
 
 def outcome_of(cell: RunningCell) -> Outcome:

@@ -14,7 +14,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
@@ -89,8 +89,11 @@ def decode_object(frame: bytes) -> dict[str, Any]:
 
 
 def encode_object(value: Mapping[str, Any]) -> bytes:
-    # ASCII: a lone surrogate in a name or a code must not make the frame invalid.
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # ASCII: a lone surrogate in a name or a code must not make the frame invalid.
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,16 @@ class Message:
 
     def with_content(self, content: bytes) -> Message:
         header, parent, metadata, _ = self.frames
-        return replace(self, frames=(header, parent, metadata, content))
+        return self._with((header, parent, metadata, content))
 
     def with_metadata(self, metadata: bytes) -> Message:
         header, parent, _, content = self.frames
-        return replace(self, frames=(header, parent, metadata, content))
+        return self._with((header, parent, metadata, content))
+
+    def _with(self, frames: tuple[bytes, bytes, bytes, bytes]) -> Message:
+        return Message(  # `dataclasses.replace` takes ten times as long
+            self.idents, self.header, self.parent_header, self.outline, frames, self.buffers
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from sandbox_kernel.isolation.start import StartedSandbox
 from sandbox_kernel.limits.enforcer import Enforcer, Restored
 from sandbox_kernel.limits.meter import Meter
 from sandbox_kernel.log import log
+from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.model import Policy
 from sandbox_kernel.relay.answers import Answers, error_content
 from sandbox_kernel.relay.cells import Request, RunningCell
@@ -54,6 +55,7 @@ class Wrapper:
             info.ports,
             policy,
             settler,
+            Judge(policy.code),
             host=self,
         )
         self._enforcer = self._router.enforcer = Enforcer(

@@ -15,10 +15,12 @@ from papermill.exceptions import PapermillExecutionError
 
 from sandbox_kernel.cli import main
 from sandbox_kernel.outputs.receipt import RECEIPT_MIME
+from tests.kernel import UNCHECKED
 
 pytestmark = pytest.mark.process
 
-POLICY = """
+POLICY = f"""
+extends: {UNCHECKED}
 limits:
   wall: 2s
   memory: 128MiB

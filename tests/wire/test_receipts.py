@@ -545,6 +545,8 @@ def test_the_kit_of_lies_works(kernel: Kernel) -> None:
     for name, code in LIES.items():
         if name == "keys_that_are_there_twice":
             continue  # of these one is passed on, which is then the other one
+        if name == "metadata_of_busy":
+            continue  # the wrapper has said it itself
         outcome = kernel.run(code.replace("'sandbox'", "'mine'").replace("Sandbox", "Mine"))
         told = [m for m in outcome.messages if m["msg_type"] != "execute_input"] + [outcome.reply]
         told += [m for m in outcome.messages if m["metadata"]]

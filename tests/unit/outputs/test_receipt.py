@@ -21,6 +21,7 @@ from sandbox_kernel.outputs.receipt import (
     display_content,
     new_audit_id,
 )
+from sandbox_kernel.policy.verdict import Finding
 from sandbox_kernel.words import Outcome, State
 
 MIB = 1 << 20
@@ -111,8 +112,12 @@ def test_a_cell_that_never_ran_has_no_usage_in_its_line(outcome: Outcome) -> Non
 
 
 def test_warnings_approvals_and_a_network_are_mentioned() -> None:
-    finding = {"rule": "x"}
-    assert "1 warning · " in replace(RECEIPT, verdict="warn", findings=(finding,)).line()
+    finding = Finding("python.exec", "warn", "high", "exec", 3, 0, "it runs text", "Do not")
+    warned = replace(RECEIPT, verdict="warn", findings=(finding,))
+    assert "warning: python.exec in line 3 · " in warned.line()
+    two = replace(warned, findings=(finding, finding))
+    assert "warning: python.exec in line 3 and 1 more · " in two.line()
+    assert two.to_json()["findings"][0]["about"] == "exec"
     assert "approved by you · " in replace(RECEIPT, verdict="approved").line()
     assert "process sandbox, network host" in (
         replace(RECEIPT, isolation=Isolation("process", "bwrap", "host")).line()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_kernel.policy import load
+from sandbox_kernel.policy import find, levels
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +14,8 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In the place of ``/etc/sandbox-kernel/policies``."""
     directory = tmp_path / "etc"
     directory.mkdir(mode=0o755)
-    monkeypatch.setattr(load, "SYSTEM_DIRECTORY", directory)
+    monkeypatch.setattr(find, "SYSTEM_DIRECTORY", directory)
+    monkeypatch.setattr(levels, "SYSTEM_CONFIG", (tmp_path / "jupyter",))
     return directory
 
 

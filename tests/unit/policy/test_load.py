@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from sandbox_kernel.errors import PolicyError
 from sandbox_kernel.paths import policies_directory
-from sandbox_kernel.policy import load
-from sandbox_kernel.policy.load import MAX_BYTES, choose_policy, load_policy
+from sandbox_kernel.policy import document
+from sandbox_kernel.policy.find import MAX_BYTES
+from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.model import LIMITS, Policy
 
 WHOLE = (policies_directory() / "default.yaml").read_text()
@@ -24,7 +25,7 @@ WHOLE = (policies_directory() / "default.yaml").read_text()
 def either_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyYAML is also installed without libyaml."""
     if request.param == "Python":
-        monkeypatch.setattr(load, "_LOADER", yaml.SafeLoader)
+        monkeypatch.setattr(document, "_LOADER", yaml.SafeLoader)
 
 
 def write(directory: Path, text: str, name: str = "mine") -> Path:
@@ -107,7 +108,7 @@ def test_the_hash_is_over_the_files_in_order_the_base_first(user: Path) -> None:
         ("limits:\n  wal: 5s", 2, "'wal'", "'wall'"),
         ("limit:\n  wall: 5s", 1, "'limit'", "'limits'"),
         ("budget:\n  memory: 5s", 2, "'memory'", "wall, cpu"),
-        ("# a comment\nisolation: none", 2, "'isolation'", "limits"),
+        ("# a comment\nisolations: none", 2, "'isolations'", "'isolation'"),
         ("<<: {wall: 5s}", 1, "'<<'", "limits"),
         ("limits:\n  True: 5s", 2, "'True'", "wall"),
         ("limits:\n  wall: 5s\n  cpu: 5s\n  wall: 6s", 4, "'wall'", "Remove"),
@@ -213,6 +214,8 @@ def test_default_extends_nothing(system: Path) -> None:
     "key",
     [
         *("limits", "budget", "checkpoint", "annotate", "budget.wall", "budget.cpu"),
+        *("isolation", "isolation.prefer", "isolation.require", "network", "environment"),
+        *("workspace", "workspace.mount", "environment.pass", "code"),
         *(f"limits.{name}" for name in LIMITS),
     ],
 )
@@ -238,27 +241,3 @@ def test_no_text_whatever_raises_anything_but_a_policy_error(user: Path, text: s
         assert isinstance(load_policy("mine"), Policy)
     except PolicyError:
         return
-
-
-# Which policy
-
-
-@pytest.mark.parametrize(
-    ("argument", "environ", "chosen"),
-    [
-        ("strict", {"SANDBOX_KERNEL_POLICY": "trusted"}, "strict"),
-        (None, {"SANDBOX_KERNEL_POLICY": "trusted"}, "trusted"),
-        (None, {"SANDBOX_KERNEL_POLICY": ""}, "default"),
-        (None, {}, "default"),
-    ],
-)
-def test_the_argument_wins_then_the_environment_then_default(
-    argument: str | None, environ: dict[str, str], chosen: str
-) -> None:
-    assert choose_policy(argument, environ) == chosen
-
-
-def test_an_empty_argument_is_a_mistake_and_not_default() -> None:
-    chosen = choose_policy("", {"SANDBOX_KERNEL_POLICY": "trusted"})
-    with pytest.raises(PolicyError):
-        load_policy(chosen)

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox_kernel.errors import PolicyViolation
-from sandbox_kernel.policy.model import LIMITS, Limits, suggestion
+from sandbox_kernel.policy.model import LIMITS, LONGEST_NAME, Code, Limits, Names, suggestion
 from sandbox_kernel.policy.units import COUNT, DURATION, shown
 
 SOME = Limits(
@@ -225,3 +226,81 @@ def test_a_count_is_not_shown_with_a_unit() -> None:
     assert LIMITS["processes"].kind is COUNT
     assert LIMITS["processes"].show(256) == "256"
     assert LIMITS["processes"].show(None) == "none"
+
+
+# Names and code
+
+
+NAMES = Names(
+    "warn",
+    {"os": "deny", "os.path": "allow", "IPython.display": "allow", "mkfs": "deny", "a.b.c": "ask"},
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "decision"),
+    [
+        ("os", "deny"),
+        ("os.environ", "deny"),
+        ("os.path", "allow"),
+        ("os.path.join", "allow"),
+        ("osx", "warn"),
+        ("os_path", "warn"),
+        ("IPython", "warn"),
+        ("IPython.display.HTML", "allow"),
+        ("IPython.core", "warn"),
+        ("mkfs.ext4", "deny"),
+        ("a.b", "warn"),
+        ("a.b.c.d.e", "ask"),
+        ("OS", "warn"),
+        ("", "warn"),
+        (".", "warn"),
+        ("..os", "warn"),
+        (".os", "warn"),
+        ("os.", "deny"),
+        ("os..path", "deny"),
+    ],
+)
+def test_the_most_specific_entry_decides_about_a_name(name: str, decision: str) -> None:
+    assert NAMES.decide(name) == decision
+
+
+def test_a_name_of_a_million_dots_takes_no_time() -> None:
+    started = time.monotonic()
+    for name in ("a." * 500_000, "." * 10**6, "os." * 300_000, "x" * 10**6):
+        NAMES.decide(name)
+    assert time.monotonic() - started < 0.5
+
+
+def test_the_longest_entry_still_decides_about_what_is_below_it() -> None:
+    entry = "x" * LONGEST_NAME
+    names = Names("allow", {entry: "deny"})
+    assert names.decide(entry) == names.decide(f"{entry}.y") == "deny"
+    assert names.decide(f"{entry}y") == names.decide(entry[:-1]) == "allow"
+
+
+@given(st.lists(st.sampled_from(["os", "path", "a", "b", "c", "mkfs", ""]), max_size=6))
+def test_an_entry_decides_about_itself_and_all_below(parts: list[str]) -> None:
+    covering = [e for e in NAMES.entries if parts[: e.count(".") + 1] == e.split(".")]
+    expected = NAMES.entries[max(covering, key=len)] if covering else NAMES.otherwise
+    assert NAMES.decide(".".join(parts)) == expected
+
+
+def test_rules_on_names_are_decided_by_lists_and_others_each_for_itself() -> None:
+    code = Code(
+        max_bytes=1,
+        imports=NAMES,
+        commands=Names("ask", {}),
+        magics=Names("deny", {"time": "allow"}),
+        rules={"python.frames": "warn"},
+    )
+    assert code.decide("python.import", "os.path") == "allow"
+    assert code.decide("shell.command", "ls") == "ask"
+    assert code.decide("magic", "time") == "allow"
+    assert code.decide("python.frames", "f_back") == "warn"
+
+
+@pytest.mark.parametrize("rule", ["cell.too_large", "python.frame", "", "cell.unreadable"])
+def test_a_rule_that_no_policy_decides_about_is_denied(rule: str) -> None:
+    nothing = Names("allow", {})
+    assert Code(1, nothing, nothing, nothing, {}).decide(rule, "") == "deny"

@@ -10,7 +10,7 @@ import pytest
 
 from sandbox_kernel.errors import PolicyError
 from sandbox_kernel.paths import policies_directory
-from sandbox_kernel.policy import load
+from sandbox_kernel.policy import find
 from sandbox_kernel.policy.load import load_policy
 
 SHIPPED = ["default", "strict", "trusted", "paranoid"]
@@ -201,7 +201,7 @@ def test_shipped_policies_are_as_good_as_the_code_beside_them(
     for file in shipped.iterdir():
         file.chmod(0o664)
     shipped.chmod(0o2775)
-    monkeypatch.setattr(load, "policies_directory", lambda: shipped)
+    monkeypatch.setattr(find, "policies_directory", lambda: shipped)
     assert load_policy("strict").limits.wall_seconds == 60
 
 
@@ -268,7 +268,7 @@ def test_what_was_checked_is_what_is_read_though_the_file_is_swapped_meanwhile(
 ) -> None:
     path = write(user / "mine.yaml", "limits: {wall: 5s}")
     other = write(user / "other", "limits: {wall: none}", mode=0o666)
-    open_file = load._open
+    open_file = find._open
 
     def open_and_swap(directory: int, name: str, flags: int) -> int:
         descriptor = open_file(directory, name, flags)
@@ -276,7 +276,7 @@ def test_what_was_checked_is_what_is_read_though_the_file_is_swapped_meanwhile(
             other.replace(path)
         return descriptor
 
-    monkeypatch.setattr(load, "_open", open_and_swap)
+    monkeypatch.setattr(find, "_open", open_and_swap)
     assert load_policy("mine").limits.wall_seconds == 5
     assert "can be written" in refusal("mine").what
 

@@ -1,0 +1,277 @@
+"""Judges cells: reads them in all their languages, and has the policy decide about what is found.
+
+Always a verdict, in bounded time. What is small is read here, against the clock. Reading cannot be
+stopped in the middle (Python's own parser has no clock), so what is large is read in a fork that is
+killed when its time is over; what was not read in time is denied.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from sandbox_kernel.policy import python
+from sandbox_kernel.policy.model import Code
+from sandbox_kernel.policy.python_memory import Memory
+from sandbox_kernel.policy.rules import rule
+from sandbox_kernel.policy.source import TOO_LONG, Source, Unreadable, read_cell
+from sandbox_kernel.policy.verdict import (
+    DECISIONS,
+    Embedded,
+    Finding,
+    Hit,
+    Language,
+    Magic,
+    Verdict,
+)
+
+SECONDS: Final = 0.25
+# At what a dense line of code costs, a cell of this size takes a tenth of the time.
+LARGE_BYTES: Final = 16 << 10
+# Code in code in code, and how much of it.
+MAX_DEPTH: Final = 8
+MAX_TEXTS: Final = 200
+MAX_FINDINGS: Final = 50
+ALLOWED: Final = Verdict("allow")
+FAILED: Final = "makes the check fail"
+
+
+class Text(NamedTuple):
+    """Something to be read, and where it begins in the cell."""
+
+    language: Language
+    text: str
+    line: int
+    column: int
+    depth: int
+
+
+class Places:
+    """Where the lines of a text stand in the cell, which may quote or escape them."""
+
+    def __init__(self, text: Text, cell: list[str]) -> None:
+        self._text, self._cell = text, cell
+        self._lines = text.text.split("\n") if text.depth else []
+        self._starts: dict[int, tuple[int, int] | None] = {}
+
+    def find(self, line: int, column: int) -> tuple[int, int]:
+        """That place of the text; if it is not to be found as it is, where the text begins."""
+        if not self._text.depth:
+            return line, column
+        if line not in self._starts:
+            self._starts[line] = self._start(line)
+        start = self._starts[line]
+        return (start[0], start[1] + column) if start else (self._text.line, self._text.column)
+
+    def _start(self, line: int) -> tuple[int, int] | None:
+        number = self._text.line + line - 1
+        if line > len(self._lines) or number > len(self._cell):
+            return None
+        from_column = self._text.column if line == 1 else 0
+        column = self._cell[number - 1].find(self._lines[line - 1].rstrip(), from_column)
+        return None if column < 0 else (number, column)
+
+
+class Judge:
+    """Judges the cells of one kernel in their order: what a name stands for depends on earlier ones."""
+
+    def __init__(self, code: Code) -> None:
+        self._code = code
+        self._memory = Memory()
+        self._allows_everything = allows_everything(code)
+
+    def judge(self, text: str, expressions: Iterable[str] = ()) -> Verdict:
+        """The policy's word on a cell and the expressions that are evaluated behind it.
+
+        One that may run counts as run; one that somebody must be asked about, after ``approved``.
+        """
+        if self._allows_everything:
+            return ALLOWED
+        self._memory.begin()
+        texts = [text, *expressions]
+        size_bytes = sum(len(each.encode("utf-8", "surrogatepass")) for each in texts)
+        if size_bytes > self._code.max_bytes:
+            return self._decide([Hit("cell.too_large", "", 1, 0)])
+        verdict = self._read(texts) if size_bytes <= LARGE_BYTES else self._read_apart(texts)
+        if verdict.decision in ("allow", "warn"):
+            self._memory.commit()
+        return verdict
+
+    def approved(self) -> None:
+        """The cell that was judged last runs after all."""
+        self._memory.commit()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _read(self, texts: list[str]) -> Verdict:
+        deadline = time.monotonic() + SECONDS
+        try:
+            return self._decide(hit for text in texts for hit in self._hits(text, deadline))
+        except (
+            Exception
+        ):  # a fault of the check: the wrapper's log has it, and the cell does not run
+            traceback.print_exc()
+            return self._decide([Hit("cell.unreadable", FAILED, 1, 0)])
+
+    def _read_apart(self, texts: list[str]) -> Verdict:
+        """The same in a fork, which has all that it needs in memory."""
+        if any(mark in text for text in texts for mark in "%!"):
+            load_parsers()  # once here, rather than in every fork against its clock
+        read_end, write_end = os.pipe()
+        pid = quiet_fork()
+        if not pid:
+            status = 1
+            try:
+                verdict = self._read(texts)
+                with os.fdopen(write_end, "wb") as pipe:
+                    pickle.dump((verdict, self._memory.proposed), pipe)
+                status = 0
+            except BaseException:
+                traceback.print_exc()  # the wrapper's log; the cell is denied
+            finally:
+                os._exit(status)
+        os.close(write_end)
+        with os.fdopen(read_end, "rb") as pipe:
+            in_time = select.select([pipe], [], [], SECONDS)[0]
+            # Once it begins to answer, the answer is short, and it is our own code that answers.
+            answer = pipe.read() if in_time else b""
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if not answer:
+            return self._decide([Hit("cell.unreadable", TOO_LONG, 1, 0)])
+        verdict, proposed = pickle.loads(answer)  # of our own making
+        self._memory.propose(proposed)
+        assert isinstance(verdict, Verdict)
+        return verdict
+
+    def _hits(self, cell: str, deadline: float) -> Iterator[Hit]:
+        waiting = deque([Text("python", cell, 1, 0, 0)])
+        lines = cell.split("\n")
+        read = 0
+        while waiting:
+            text = waiting.popleft()
+            read += 1
+            if text.depth > MAX_DEPTH or read > MAX_TEXTS:
+                yield Hit("cell.too_deep", text.language, text.line, text.column)
+                return
+            try:
+                if time.monotonic() > deadline:
+                    raise Unreadable(TOO_LONG)
+                for item in self._items(text, Places(text, lines), deadline):
+                    if item.line > len(lines):  # separators that are lines to IPython alone
+                        item = item._replace(line=len(lines), column=0)
+                    if isinstance(item, Hit):
+                        yield item
+                    else:
+                        waiting.append(Text(*item, text.depth + 1))
+            except Unreadable as error:
+                # Python itself says what is wrong with it, and runs nothing of it.
+                if not error.is_syntax_error:
+                    yield Hit("cell.unreadable", error.reason, text.line, text.column)
+
+    def _items(self, text: Text, places: Places, deadline: float) -> Iterator[Hit | Embedded]:
+        """What is in a text, with places in the cell."""
+        if text.language == "python":
+            yield from self._python_items(text, places, deadline)
+            return
+        if text.language == "shell":
+            from sandbox_kernel.policy import shell as validator
+        else:
+            from sandbox_kernel.policy import javascript as validator  # type: ignore[no-redef]
+        for item in validator.examine(text.text):
+            line, column = places.find(item.line, item.column)
+            yield item._replace(line=line, column=column)
+
+    def _python_items(
+        self, text: Text, places: Places, deadline: float
+    ) -> Iterator[Hit | Embedded]:
+        for source in self._readings(text, deadline):
+            for item in python.examine(source.code, self._memory, deadline):
+                line, column = places.find(*source.locate(item.line, item.column))
+                moved = item._replace(line=line, column=column)
+                if isinstance(moved, Magic):
+                    from sandbox_kernel.policy import magics
+
+                    yield from magics.examine(moved)
+                else:
+                    yield moved
+
+    def _readings(self, text: Text, deadline: float) -> Iterator[Source]:
+        """What IPython may make of it.
+
+        A line such as ``rm x`` is a magic unless ``rm`` is a name that a cell has defined. Whether it
+        has is not known for certain, so such a line is read both ways.
+        """
+        names = self._memory.names
+        source = read_cell(text.text, names, deadline)
+        if names and "\n" not in text.text.strip():
+            other = read_cell(text.text, (), deadline)
+            if other.code != source.code:
+                yield other
+        yield source
+
+    # -- deciding ----------------------------------------------------------------------------------
+
+    def _decide(self, hits: Iterable[Hit]) -> Verdict:
+        findings: dict[tuple[str, str, int, int], Finding] = {}
+        denials = 0
+        for hit in hits:
+            decision = self._code.decide(hit.rule, hit.about)
+            if decision == "allow" or hit in findings:
+                continue
+            about = rule(hit.rule)
+            findings[hit] = Finding(
+                hit.rule,
+                decision,
+                about.risk,
+                hit.about,
+                hit.line,
+                hit.column,
+                about.reason,
+                about.instead,
+            )
+            # Only denials end it: warnings must not hide what stands behind them.
+            denials += decision == "deny"
+            if denials == MAX_FINDINGS:
+                break
+        if not findings:
+            return ALLOWED
+        gravest_first = sorted(
+            findings.values(), key=lambda f: (-DECISIONS.index(f.decision), f.line, f.column)
+        )
+        return Verdict(gravest_first[0].decision, tuple(gravest_first[:MAX_FINDINGS]))
+
+
+def allows_everything(code: Code) -> bool:
+    """Whether no cell could be warned of: then there is no use in reading it."""
+    names = (code.imports, code.commands, code.magics)
+    decisions = {*code.rules.values(), *(each.otherwise for each in names)}
+    for each in names:
+        decisions |= set(each.entries.values())
+    return decisions == {"allow"}
+
+
+def load_parsers() -> None:
+    """Load what reads magics, shell text and scripts."""
+    for name in ("javascript", "magics", "shell"):
+        importlib.import_module(f"sandbox_kernel.policy.{name}")
+    read_cell("%lsmagic")
+
+
+def quiet_fork() -> int:
+    """Fork, though zmq has threads: none of them is needed in the child."""
+    if sys.version_info < (3, 12):
+        return os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()

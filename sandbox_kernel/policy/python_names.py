@@ -1,0 +1,227 @@
+"""What a name in a cell stands for: ``e`` after ``e = eval``, ``x.system`` after ``import os as x``.
+
+This follows names, attributes, items and a few calls, never values: what it does not know is nothing.
+Order and branches are not looked at, so a name may stand for several things, and a name that is bound
+anywhere in a cell to something notable stands for it everywhere in the cell.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Final
+
+from sandbox_kernel.policy import python_tables as tables
+from sandbox_kernel.policy.fold import UNKNOWN
+from sandbox_kernel.policy.python_constants import MAX_DEPTH, Constants
+from sandbox_kernel.policy.python_memory import Memory, Standing
+
+_KEPT_DEPTH: Final = 2  # further in, an answer may be cut short
+_MAX_LENGTH: Final = 200
+_MAX_STANDINGS: Final = 64
+
+IMPORTERS: Final = frozenset(
+    {"builtins.__import__", "importlib.import_module", "importlib.__import__"}
+    | {"importlib._bootstrap._gcd_import", "imp.load_module", "pydoc.safeimport"}
+)
+_LOCATORS: Final = frozenset({"pydoc.locate", "pkgutil.resolve_name"})
+_GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static"})
+_PASSING: Final = frozenset({"functools.partial", "importlib.reload", "copy.copy"})
+_NAMESPACES: Final = frozenset({"builtins.globals()", "builtins.locals()", "builtins.vars()"})
+
+
+class Names(Constants):
+    """The names of one cell, resolved on demand within a bounded amount of work."""
+
+    def __init__(self, memory: Memory | None) -> None:
+        super().__init__()
+        self._memory = memory
+        self._settled: dict[int, Standing] | None = None  # by the node's identity
+        self.standing: dict[str, Standing] = {}
+        self.bound: set[str] = set()  # anywhere in the cell
+        self.outer: set[str] = set()  # in the cell itself, outside of functions and classes
+
+    # Binding ---------------------------------------------------------------------------------------
+
+    def bind_import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            top = alias.name.partition(".")[0]
+            self._add(alias.asname or top, [alias.name if alias.asname else top])
+
+    def bind_import_from(self, node: ast.ImportFrom) -> None:
+        module = "." * node.level + (node.module or "")
+        for alias in node.names:
+            if alias.name == "*":
+                for name in tables.EXACT:
+                    base, _, last = name.rpartition(".")
+                    if base == module:
+                        self.outer.add(last)
+                        self._add(last, [name])
+                continue
+            inner = tables.inner_module(module, alias.name)
+            self._add(alias.asname or alias.name, [inner or f"{module}.{alias.name}"])
+
+    def bind(self, target: ast.expr, value: ast.expr) -> None:
+        """Follow ``target = value``."""
+        if isinstance(target, ast.Name):
+            once = target.id not in self._values
+            self._values[target.id] = value if once else None
+            self._add(target.id, self.resolve(value))
+        elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+            for one, other in zip(target.elts, value.elts, strict=False):
+                if isinstance(one, ast.Name):
+                    self.bind(one, other)
+
+    def rebind(self, target: ast.expr, value: ast.expr) -> None:
+        """The same again, for names that are defined further down."""
+        if isinstance(target, ast.Name):
+            self._add(target.id, self.resolve(value))
+
+    def unsteady(self, name: str) -> None:
+        """The name's value changes: it is no constant."""
+        self._values[name] = None
+
+    def _add(self, name: str, standing: Iterable[str]) -> None:
+        both = dict.fromkeys(chain(self.standing.get(name, ()), standing))
+        if both and len(both) <= _MAX_STANDINGS:
+            self.standing[name] = tuple(both)
+
+    # Resolving -------------------------------------------------------------------------------------
+
+    def name(self, name: str) -> Standing:
+        """What a name stands for."""
+        if standing := self.standing.get(name):
+            return standing
+        if name in self.outer:
+            return ()
+        if self._memory is not None and (standing := self._memory.get(name)) is not None:
+            return standing
+        if name == "__builtins__":
+            return ("builtins",)
+        if name in tables.BUILTINS:
+            return (f"builtins.{name}",)
+        if name == "get_ipython":
+            return (name,)
+        if name in self.bound:
+            return ()
+        if name in tables.GUESSED:
+            return (name,)
+        return (tables.ALIASES[name],) if name in tables.ALIASES else ()
+
+    def resolve(self, node: ast.expr, depth: int = 0) -> Standing:
+        """The qualified names that an expression may stand for."""
+        follow = self._FOLLOW.get(type(node))
+        if follow is None or depth > MAX_DEPTH:
+            return ()
+        if self._settled is None:
+            self._step()
+            return follow(self, node, depth + 1)
+        key = id(node)
+        found = self._settled.get(key)
+        if found is None:
+            self._step()
+            found = follow(self, node, depth + 1)
+            if depth <= _KEPT_DEPTH:
+                self._settled[key] = found
+        return found
+
+    def settle(self) -> None:
+        """All names are bound: what expressions stand for changes no more."""
+        self._settled = {}
+
+    def _name(self, node: ast.Name, _depth: int) -> Standing:
+        return self.name(node.id)
+
+    def _attribute(self, node: ast.Attribute, depth: int) -> Standing:
+        bases = self.resolve(node.value, depth)
+        if not bases:
+            inner = tables.inner_module(None, node.attr)
+            return (inner,) if inner and _is_chain(node.value) else ()
+        self._step(len(bases))
+        return tuple(self._member(base, node.attr) for base in bases if len(base) < _MAX_LENGTH)
+
+    def _member(self, base: str, attribute: str) -> str:
+        if attribute == "__builtins__":
+            return "builtins"
+        if attribute == "__self__" and base.startswith("builtins."):
+            return "builtins"
+        return tables.inner_module(base, attribute) or f"{base}.{attribute}"
+
+    def _call(self, node: ast.Call, depth: int) -> Standing:
+        found = chain.from_iterable(
+            self._called(name, node, depth) for name in self.resolve(node.func, depth)
+        )
+        return tuple(dict.fromkeys(found))[:_MAX_STANDINGS]
+
+    def _called(self, name: str, node: ast.Call, depth: int) -> Standing:
+        arguments = node.args
+        if name in tables.GIVES_SHELL:
+            return (tables.SHELL,)
+        if name in _GETTERS and len(arguments) >= 2:
+            attribute = self.fold(arguments[1], depth)
+            if isinstance(attribute, str):
+                bases = self.resolve(arguments[0], depth)
+                return tuple(self._member(base, attribute) for base in bases)
+            return ()
+        if name.endswith((".__getattribute__", ".__dict__.get", ".__dict__.__getitem__")):
+            key = self.fold(arguments[-1], depth) if arguments else UNKNOWN
+            base = name.removesuffix(".get").removesuffix(".__getitem__").rpartition(".")[0]
+            return (self._member(base, key),) if isinstance(key, str) else ()
+        if name in IMPORTERS or name in _LOCATORS or name == "sys.modules.get":
+            module = self.fold(arguments[0], depth) if arguments else UNKNOWN
+            if not isinstance(module, str) or len(module) > _MAX_LENGTH:
+                return ()
+            top = name == "builtins.__import__" and len(arguments) < 4
+            return (module.partition(".")[0] if top else module.replace(":", "."),)
+        if name == "builtins.vars" and arguments:
+            return tuple(f"{base}.__dict__" for base in self.resolve(arguments[0], depth))
+        if name in _PASSING and arguments:
+            return self.resolve(arguments[0], depth)
+        return (f"{name}()",) if len(name) < _MAX_LENGTH else ()
+
+    def _subscript(self, node: ast.Subscript, depth: int) -> Standing:
+        bases = self.resolve(node.value, depth)
+        key = self.fold(node.slice, depth) if bases else UNKNOWN
+        if not isinstance(key, str) or len(key) > _MAX_LENGTH:
+            return ()
+        return tuple(chain.from_iterable(self._item(base, key) for base in bases))
+
+    def _item(self, base: str, key: str) -> Standing:
+        if base == "sys.modules":
+            return (key,)
+        if base in _NAMESPACES or base.endswith(".__globals__"):
+            return self.name(key)
+        if base == "builtins" or base.endswith(".__dict__"):
+            return (self._member(base.removesuffix(".__dict__"), key),)
+        return ()
+
+    def _named(self, node: ast.NamedExpr, depth: int) -> Standing:
+        return self.resolve(node.value, depth)
+
+    def _either(self, node: ast.IfExp, depth: int) -> Standing:
+        return self.resolve(node.body, depth) + self.resolve(node.orelse, depth)
+
+    def _any(self, node: ast.BoolOp, depth: int) -> Standing:
+        return tuple(chain.from_iterable(self.resolve(value, depth) for value in node.values[:4]))
+
+    def _await(self, node: ast.Await, depth: int) -> Standing:
+        return self.resolve(node.value, depth)
+
+    _FOLLOW: Final[Mapping[type[ast.expr], Callable[..., Standing]]] = {
+        ast.Name: _name,
+        ast.Attribute: _attribute,
+        ast.Call: _call,
+        ast.Subscript: _subscript,
+        ast.NamedExpr: _named,
+        ast.IfExp: _either,
+        ast.BoolOp: _any,
+        ast.Await: _await,
+    }
+
+
+def _is_chain(node: ast.expr) -> bool:
+    """Whether it looks like a path of modules rather than an object of the cell's own."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id not in ("self", "cls")

@@ -1,0 +1,60 @@
+"""What constants say: paths, addresses, format strings, and names that are spelt as text."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, Final, Protocol
+
+from sandbox_kernel.policy import python_tables as tables
+from sandbox_kernel.policy.python_names import Names
+from sandbox_kernel.policy.python_report import Report
+
+_LONGEST_PATH: Final = 300
+_LONGEST_FORMAT: Final = 4096
+
+
+class Nodes(Protocol):
+    def of(self, *kinds: type[ast.AST]) -> list[Any]: ...
+
+
+def examine_text(nodes: Nodes, names: Names, report: Report) -> None:
+    """Look at all text that stands in the code, and at what is put together of constants."""
+    for node in nodes.of(ast.Constant):
+        value = node.value
+        if type(value) is str:
+            _examine(value, node, report)
+        elif type(value) is bytes and len(value) <= _LONGEST_PATH:
+            _examine(value.decode("latin-1"), node, report)
+    for node in nodes.of(ast.BinOp, ast.JoinedStr):
+        if type(value := names.fold(node)) is str:
+            _examine(value, node, report)
+
+
+def _examine(text: str, node: ast.AST, report: Report) -> None:
+    is_format = "{" in text and "_" in text and len(text) <= _LONGEST_FORMAT
+    if is_format and tables.FORMAT_WALK.search(text):
+        report.hit("python.format_walk", text[:80], node)
+    if len(text) > _LONGEST_PATH or "\n" in text:
+        return
+    if (rule := tables.ATTRIBUTES_IN_TEXT.get(text)) is not None:
+        report.hit(rule, text, node)
+    if ("/" in text or "." in text or ":" in text or text == "localhost") and " " not in text:
+        _examine_path(text, node, report)
+        _examine_address(text, node, report)
+
+
+def _examine_path(text: str, node: ast.AST, report: Report) -> None:
+    path = text.removeprefix("file://")
+    if tables.SENSITIVE_PATH.search(path):
+        report.hit("python.sensitive_path", text, node)
+    elif tables.SYSTEM_PATH.search(path) and not tables.EVERYDAY_PATH.search(path):
+        report.hit("python.system_path", text, node)
+    if tables.PATH_TRAVERSAL.search(path):
+        report.hit("python.path_traversal", text, node)
+
+
+def _examine_address(text: str, node: ast.AST, report: Report) -> None:
+    if tables.METADATA_ADDRESS.search(text):
+        report.hit("python.metadata_address", text, node)
+    if tables.LOCAL_ADDRESS.search(text):
+        report.hit("python.local_address", text, node)

@@ -1,0 +1,67 @@
+"""The error of a cell that the policy does not let run: what, where, why, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sandbox_kernel.errors import PolicyViolation
+from sandbox_kernel.policy.verdict import Finding, Verdict
+from sandbox_kernel.words import count
+
+SHOWN: Final = 5
+LINE_CHARACTERS: Final = 100
+_RED, _BOLD, _DIM, _OFF = "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
+
+
+class CodeViolation(PolicyViolation):
+    """The policy does not allow what a cell says; ``refused`` is what else there is to say of it."""
+
+    def __init__(self, verdict: Verdict, policy: str, text: str, refused: str = "") -> None:
+        self.findings = tuple(f for f in verdict.findings if f.decision in ("ask", "deny"))
+        self._lines = text.split("\n")
+        first = self.findings[0]
+        more = len(self.findings) - 1
+        others = f" ({count(more, 'more finding')} below)" if more else ""
+        super().__init__(
+            f"Policy `{policy}` does not let this cell run: line {first.line}, "
+            f"`{printable(first.about)}`: {first.reason}{others}. Nothing of it was run{refused}.",
+            hint=f"{first.instead}. `sandbox-kernel policy explain {first.rule}` says more.",
+        )
+
+    @property
+    def ename(self) -> str:
+        return PolicyViolation.__name__
+
+    def traceback(self, inner: Sequence[str] = ()) -> list[str]:
+        head, *rest = super().traceback(inner)
+        pointers = [line for f in self.findings[:SHOWN] for line in self._pointer(f)]
+        hidden = len(self.findings) - SHOWN
+        if hidden > 0:
+            pointers.append(f"  {_DIM}… and {hidden} more{_OFF}")
+        return [head, *pointers, *rest]
+
+    def _pointer(self, finding: Finding) -> list[str]:
+        """The line of the cell, what it is about underlined, and the reason."""
+        source = self._lines[finding.line - 1] if finding.line <= len(self._lines) else ""
+        # A window of the line: generated code may have it all in one.
+        start = max(0, finding.column - LINE_CHARACTERS // 2)
+        shown = printable(source[start : start + LINE_CHARACTERS])
+        width = len(finding.about) if source.startswith(finding.about, finding.column) else 1
+        caret = " " * (finding.column - start) + "^" * min(width, LINE_CHARACTERS)
+        number = str(finding.line)
+        margin = " " * len(number)
+        return [
+            f"  {_DIM}{number} |{_OFF} {shown}",
+            f"  {_DIM}{margin} |{_OFF} {_RED}{caret}{_OFF}",
+            f"  {margin}   {_BOLD}{finding.rule}{_OFF} ({finding.risk} risk): {finding.reason}. "
+            f"{finding.instead}.",
+        ]
+
+
+def printable(text: str) -> str:
+    """Without control characters: a stranger's cell must not paint over what is said about it."""
+    return "".join(
+        character if character.isprintable() else " " if character == "\t" else "·"
+        for character in text
+    )

@@ -1,0 +1,105 @@
+"""Questions of the wrapper's own to the user, on stdin: whether a cell may run that the policy asks about.
+
+They are asked before anything of the cell runs. A cell may imitate one, but what is answered then is
+the cell's, and allows nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sandbox_kernel.policy.verdict import Finding
+from sandbox_kernel.policy.violation import printable
+from sandbox_kernel.relay.answers import Answers
+from sandbox_kernel.relay.cells import RunningCell
+from sandbox_kernel.words import count
+
+LABEL: Final = "[sandbox-kernel]"
+_YES: Final = frozenset({"y", "yes"})
+_ALWAYS: Final = frozenset({"a", "always"})
+
+Answered = Callable[[bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One cell that waits for an answer."""
+
+    cell: RunningCell
+    findings: tuple[Finding, ...]
+    answered: Answered
+
+
+class Asking:
+    """Asks one question at a time. What is always to be allowed is remembered for the kernel's life."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._questions: deque[Question] = deque()
+        self._always: set[str] = set()
+
+    @property
+    def open(self) -> bool:
+        return bool(self._questions)
+
+    def ask(self, cell: RunningCell, answered: Answered) -> None:
+        """Have the user decide about what the policy asks in this cell, unless that is decided."""
+        assert cell.verdict is not None
+        asked = tuple(
+            finding
+            for finding in cell.verdict.findings
+            if finding.decision == "ask" and finding.rule not in self._always
+        )
+        if not asked:
+            answered(True)
+        elif not cell.request.allow_stdin:
+            answered(False)
+        else:
+            self._questions.append(Question(cell, asked, answered))
+            if len(self._questions) == 1:
+                self._put()
+
+    def answer(self, value: object) -> None:
+        """The user's answer to the question that is open. Anything but a yes is a no."""
+        question = self._questions.popleft()
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if word in _ALWAYS:
+            self._always |= {finding.rule for finding in question.findings}
+        question.answered(word in _YES | _ALWAYS)
+        if self._questions:
+            self._put()
+
+    def withdraw(self) -> None:
+        """All open questions are answered with no: the user has interrupted."""
+        questions, self._questions = self._questions, deque()
+        for question in questions:
+            question.answered(False)
+
+    def _put(self) -> None:
+        question = self._questions[0]
+        self._answers.ask(question.cell.request, {"prompt": in_words(question), "password": False})
+
+
+def in_words(question: Question) -> str:
+    first, *more = question.findings
+    others = f" (and {count(len(more), 'more finding')})" if more else ""
+    return (
+        f"{LABEL} line {first.line}, {printable(first.about)}: {first.reason}{others}. "
+        f"Run this cell? [y]es, [a]lways for {first.rule}, [N]o: "
+    )
+
+
+def is_imitation(prompt: str) -> bool:
+    """Whether a cell's prompt could be taken for a question of the wrapper's."""
+    return "sandbox-kernel" in prompt.casefold()
+
+
+def told_apart(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A cell's prompt that imitates one of the wrapper's, with a word on who asks; else ``None``."""
+    prompt = content.get("prompt")
+    if not isinstance(prompt, str) or not is_imitation(prompt):
+        return None
+    return {**content, "prompt": f"(the cell asks:) {prompt}"}

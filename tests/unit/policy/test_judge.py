@@ -1,0 +1,461 @@
+"""Verdicts on whole cells: places, memory, bounds, and the known ways around the check."""
+
+from __future__ import annotations
+
+import ast
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sandbox_kernel.policy import judge as judge_module
+from sandbox_kernel.policy import python_nodes
+from sandbox_kernel.policy.judge import FAILED, LARGE_BYTES, MAX_FINDINGS, Judge
+from sandbox_kernel.policy.load import load_policy
+from sandbox_kernel.policy.model import Code, Names
+from sandbox_kernel.policy.verdict import DECISIONS, Decision, Verdict
+
+from .bypasses import BYPASSES, TECHNIQUES, Bypass
+
+NOISY_SECONDS = 1.0  # of a bound of 0.25 s, on a machine that does other things too
+
+
+@cache
+def code_of(policy: str) -> Code:
+    return load_policy(policy).code
+
+
+@pytest.fixture
+def strict() -> Code:
+    return code_of("strict")
+
+
+@pytest.fixture
+def default() -> Code:
+    return code_of("default")
+
+
+def places(verdict: Verdict, rule: str) -> list[tuple[int, int]]:
+    return [(found.line, found.column) for found in verdict.findings if found.rule == rule]
+
+
+def rules(verdict: Verdict) -> set[str]:
+    return {found.rule for found in verdict.findings}
+
+
+def long(text: str) -> str:
+    """The same with so many comments behind it that it is read in a fork."""
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    return text + "\n" + f"{indent}# nothing\n" * (LARGE_BYTES // 10 + 1)
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+# Places --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cell", "rule", "pointed_at"),
+    [
+        ("x = 1\ny = ().__class__.__base__", "python.subclasses", "().__class__.__base__"),
+        ("%matplotlib inline\n!ls\nx = eval('1')", "python.eval", "eval('1')"),
+        ("y = !ls\nif y:\n    eval('1')", "python.eval", "eval('1')"),
+        ("%%bash\necho hi\ncat /etc/shadow", "shell.sensitive_path", "/etc/shadow"),
+        ("%%bash -x\ncd a\n  cat /etc/shadow", "shell.sensitive_path", "/etc/shadow"),
+        ("%%time\nx = 1\neval('1')", "python.eval", "eval('1')"),
+        ("%time x = eval('1')", "python.eval", "eval('1')"),
+        (">>> x = 1\n>>> eval('1')", "python.eval", "eval('1')"),
+        ("\n\n\nx = eval('1')", "python.eval", "eval('1')"),
+        ("   x = 1\n   eval('1')", "python.eval", "eval('1')"),
+        ("ä = 'ö'; eval('1')", "python.eval", "eval('1')"),
+        ("x = 1\nexec('y = 1; eval(2)')", "python.exec", "exec"),
+        ("x = 1\nexec('y = 1; eval(2)')", "python.eval", "eval(2)"),
+        ("x = 1\nexec('y = 1\\neval(2)')", "python.eval", "exec"),
+        ('exec("""\ny = 1\neval(2)\n""")', "python.eval", "eval(2)"),
+        ("import os\nos.system('ls; cat /etc/shadow')", "shell.sensitive_path", "/etc/shadow"),
+        ("if True:\n    !cat /etc/shadow", "shell.sensitive_path", "/etc/shadow"),
+        ("x = 1\n!cat /etc/shadow", "shell.sensitive_path", "/etc/shadow"),
+    ],
+)
+def test_a_finding_points_into_the_text_of_the_user(
+    cell: str, rule: str, pointed_at: str, strict: Code
+) -> None:
+    found = places(Judge(strict).judge(cell), rule)
+    before, _, _ = cell.partition(pointed_at)
+    line = before.count("\n") + 1
+    start = len(before) - (before.rfind("\n") + 1)
+    assert found
+    assert set(found) == {(line, start)}
+
+
+def test_a_line_of_ipythons_own_counting_is_no_place(default: Code) -> None:
+    verdict = Judge(default).judge("%%bash\u2028cat /etc/shadow")
+    assert {found.line for found in verdict.findings} == {1}
+
+
+def test_the_place_of_code_in_code_lies_in_the_cell(strict: Code) -> None:
+    cell = "x = 1\nexec('''a = 1\nb = 2\n\n\neval(a)''')"
+    assert all(1 <= line <= 6 for line, _ in places(Judge(strict).judge(cell), "python.eval"))
+
+
+# Memory --------------------------------------------------------------------------------------------
+
+
+def test_an_alias_of_an_earlier_cell_is_known(default: Code) -> None:
+    judge = Judge(default)
+    assert judge.judge("import sys as harmless").decision == "allow"
+    assert "python.frames" in rules(judge.judge("harmless._getframe(1)"))
+
+
+def test_a_denied_cell_leaves_nothing(default: Code) -> None:
+    judge = Judge(default)
+    assert (
+        judge.judge("s = print\nimport sys as harmless\ngi_frame = s.gi_frame").decision == "deny"
+    )
+    assert judge.judge("harmless._getframe(1)").decision == "allow"
+
+
+def test_a_cell_that_was_asked_about_counts_once_it_is_approved(strict: Code) -> None:
+    cell = "s = open('x', 'w')\nharmless = s.write"
+    code = strict._replace(rules={**strict.rules, "python.process": "deny"})
+    for is_approved in (False, True):
+        judge = Judge(code)
+        assert judge.judge(f"{cell}\nrm = 1").decision == "ask"
+        if is_approved:
+            judge.approved()
+        # As a magic it is denied; as a name it would be a harmless expression.
+        assert judge._memory.names == (frozenset({"s", "harmless", "rm"} if is_approved else ()))
+
+
+def test_a_line_that_may_be_a_magic_is_read_both_ways(default: Code) -> None:
+    judge = Judge(default)
+    assert judge.judge("cat = 1").decision == "allow"
+    assert "magic.sensitive_path" in rules(judge.judge("cat /etc/shadow"))  # `del cat` may have run
+    judge = Judge(code_of("strict"))
+    assert judge.judge("sx = [0]").decision == "allow"
+    assert "python.eval" in rules(judge.judge("sx [eval('0')]"))
+
+
+def test_expressions_behind_the_cell_are_judged(strict: Code) -> None:
+    judge = Judge(strict)
+    assert judge.judge("x = 1", ["x + 1", "[x]"]).decision == "allow"
+    assert rules(judge.judge("x = 1", ["x", "eval('x')"])) == {"python.eval"}
+    assert judge.judge("", ["eval('x')"]).decision == "deny"
+
+
+def test_expressions_know_what_the_cell_defines(strict: Code) -> None:
+    verdict = Judge(strict).judge("import json as j", ["j.codecs.builtins"])
+    assert "python.transitive_module" in rules(verdict)
+
+
+# Findings ------------------------------------------------------------------------------------------
+
+
+def test_the_gravest_finding_comes_first(default: Code) -> None:
+    verdict = Judge(default).judge("import subprocess\nimport pty\nx.gi_frame\nimport ctypes")
+    decisions = [DECISIONS.index(found.decision) for found in verdict.findings]
+    assert decisions == sorted(decisions, reverse=True)
+    assert verdict.decision == "deny"
+    assert len(set(decisions)) == 2
+    denied = [found.line for found in verdict.findings if found.decision == "deny"]
+    assert denied == sorted(denied)
+
+
+def test_findings_are_capped(strict: Code) -> None:
+    many = "\n".join(f"import m{n}" for n in range(3 * MAX_FINDINGS))
+    assert len(Judge(strict).judge(many).findings) == MAX_FINDINGS
+
+
+def test_many_warnings_do_not_hide_a_denial(default: Code) -> None:
+    warnings = "\n".join(f"open('/etc/x{n}')" for n in range(3 * MAX_FINDINGS))
+    verdict = Judge(default).judge(f"{warnings}\nx.gi_frame")
+    assert verdict.decision == "deny"
+    assert verdict.findings[0].rule == "python.frames"
+    assert len(verdict.findings) == MAX_FINDINGS
+
+
+def test_one_finding_of_a_place_is_enough(strict: Code) -> None:
+    findings = Judge(strict).judge("eval('1')").findings
+    assert len(findings) == len(set(findings)) == 1
+
+
+def test_trusted_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Judge, "_read", read)
+    monkeypatch.setattr(Judge, "_read_apart", read)
+    judge = Judge(code_of("trusted"))
+    assert judge.judge("import ctypes\n" * 10_000) == Verdict("allow")
+    assert judge.judge("x" * (2 << 20), ["eval(1)"]) == Verdict("allow")
+
+
+# What cannot be read -------------------------------------------------------------------------------
+
+
+def test_a_cell_beyond_the_size_is_denied(default: Code) -> None:
+    code = default._replace(max_bytes=100)
+    assert Judge(code).judge("x" * 100).decision == "allow"
+    assert rules(Judge(code).judge("x" * 101)) == {"cell.too_large"}
+    assert rules(Judge(code).judge("ä" * 51)) == {"cell.too_large"}  # as bytes
+    assert rules(Judge(code).judge("x" * 50, ["y" * 51])) == {"cell.too_large"}
+
+
+def test_code_within_code_is_read_to_a_depth(default: Code) -> None:
+    def wrapped(times: int) -> str:
+        text = "x.gi_frame"
+        for _ in range(times):
+            text = f"exec({text!r})"
+        return text
+
+    assert rules(Judge(default).judge(wrapped(judge_module.MAX_DEPTH))) == {"python.frames"}
+    assert rules(Judge(default).judge(wrapped(judge_module.MAX_DEPTH + 1))) == {"cell.too_deep"}
+
+
+def test_many_texts_within_a_cell_are_too_many(default: Code) -> None:
+    many = "\n".join(f"exec('x = {n}')" for n in range(judge_module.MAX_TEXTS + 1))
+    assert "cell.too_deep" in rules(Judge(default).judge(many))
+
+
+@pytest.mark.parametrize("policy", ["default", "strict", "paranoid"])
+def test_what_python_cannot_take_is_denied(policy: str) -> None:
+    judge = Judge(code_of(policy))
+    assert rules(judge.judge("x = '\ud800'")) == {"cell.unreadable"}
+    # A null byte is a syntax error to some versions of Python: then nothing runs either.
+    assert rules(judge.judge("x = '\0'; eval('1')")) <= {"cell.unreadable"}
+
+
+@pytest.mark.parametrize("cell", ["x = = 1", "for", "print 'x'", "'", "(", "def f(:\n  pass"])
+def test_a_syntax_error_is_left_to_python(cell: str, strict: Code) -> None:
+    assert Judge(strict).judge(cell) == Verdict("allow")
+
+
+def test_a_fault_of_the_check_is_a_denial(
+    default: Code, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def examine(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(judge_module.python, "examine", examine)
+    [found] = Judge(default).judge("x = 1").findings
+    assert (found.rule, found.decision, found.about) == ("cell.unreadable", "deny", FAILED)
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["curl", "wget", "rm", "tar", "find", "git", "sudo", "bash -c"])
+def test_a_command_without_arguments_is_read(command: str, default: Code) -> None:
+    assert "cell.unreadable" not in rules(Judge(default).judge(f"!{command}\n!{command} -"))
+
+
+@pytest.mark.parametrize("kind", [ast.Match, ast.Await, ast.Lambda])
+def test_syntax_that_is_newer_than_the_check_is_denied(
+    kind: type[ast.AST], default: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {key: value for key, value in python_nodes.FIELDS.items() if key is not kind}
+    monkeypatch.setattr(python_nodes, "FIELDS", known)
+    cell = "match x:\n    case 1: pass\nawait f()\ng = lambda: 1"
+    assert rules(Judge(default).judge(cell)) == {"python.unknown_syntax"}
+
+
+# Large cells ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_zombies() -> Iterator[None]:
+    yield
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.usefixtures("no_zombies")
+@pytest.mark.parametrize("policy", ["default", "strict"])
+@pytest.mark.parametrize(
+    "cell",
+    ["x = 1", "x.gi_frame", "!cat /etc/shadow", "%%bash\ncat /etc/shadow", "import pty", "x = ="],
+)
+def test_a_large_cell_gets_the_verdict_of_a_small_one(cell: str, policy: str) -> None:
+    code = code_of(policy)
+    assert Judge(code).judge(long(cell)) == Judge(code).judge(cell)
+
+
+@pytest.mark.usefixtures("no_zombies")
+@pytest.mark.parametrize("lines", [10_000, 60_000])
+@pytest.mark.parametrize("cell", ["%%bash\n{}cat /etc/shadow", "exec('''{}x.gi_frame''')"])
+def test_nothing_hides_at_the_end_of_a_long_text(cell: str, lines: int, default: Code) -> None:
+    text = cell.format("#1234567\n" * lines)
+    assert Judge(default).judge(text).decision == "deny"
+
+
+@pytest.mark.usefixtures("no_zombies")
+def test_large_cells_are_remembered(default: Code) -> None:
+    judge = Judge(default)
+    assert judge.judge(long("import sys as harmless")).decision == "allow"
+    assert "python.frames" in rules(judge.judge("harmless._getframe(1)"))
+
+
+@pytest.mark.usefixtures("no_zombies")
+def test_a_large_cell_that_is_denied_leaves_nothing(default: Code) -> None:
+    judge = Judge(default)
+    assert judge.judge(long("import sys as harmless\nx.gi_frame")).decision == "deny"
+    assert judge.judge("harmless._getframe(1)").decision == "allow"
+
+
+@pytest.mark.usefixtures("no_zombies")
+def test_a_fork_that_takes_too_long_is_killed(
+    default: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_self: Judge, _texts: Iterable[str]) -> Verdict:
+        time.sleep(60)
+        return Verdict("allow")
+
+    monkeypatch.setattr(Judge, "_read", read)
+    began = time.monotonic()
+    assert rules(Judge(default).judge(long("x = 1"))) == {"cell.unreadable"}
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.usefixtures("no_zombies")
+def test_a_fork_that_fails_means_a_denial(
+    default: Code, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def read(_self: Judge, _texts: Iterable[str]) -> Verdict:
+        msg = "broken"
+        raise KeyError(msg)
+
+    monkeypatch.setattr(Judge, "_read", read)
+    assert rules(Judge(default).judge(long("x = 1"))) == {"cell.unreadable"}
+    assert "broken" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("no_zombies")
+def test_no_descriptor_is_left(default: Code) -> None:
+    judge = Judge(default)
+    judge.judge(long("!ls"))
+    before = descriptors()
+    for _ in range(5):
+        judge.judge(long("!ls"))
+    assert descriptors() == before
+
+
+# Bounds --------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+_LINE = "value_{0} = [function({0}, key='text', other=values[{0}].name) for x in range({0})]\n"
+BOUNDS = {
+    "1 MiB of dense code": "".join(map(_LINE.format, range(MIB // 90)))[:MIB],
+    "a dense cell of 100 KiB": "".join(map(_LINE.format, range(1100))),
+    "10^5 brackets": "(" * 100_000,
+    "10^5 closed brackets": "[" * 100_000 + "]" * 100_000,
+    "150 brackets": "(" * 150 + "1" + ")" * 150,
+    "attributes": "x" + ".a" * 200_000,
+    "attributes within the parser's depth": "x" + ".__class__" * 900,
+    "calls": "f" + "()" * 100_000,
+    "a sum": "x = " + "+".join(["1"] * 100_000),
+    "minus signs": "x = " + "-" * 100_000 + "1",
+    "a giant integer": "x = " + "9" * (MIB - 10),
+    "a hexadecimal giant": "x = 0x" + "f" * (MIB - 10),
+    "a power": "x = 9 ** 9 ** 9 ** 9\nexec('a' * 10 ** 12)",
+    "null bytes": "\0" * MIB,
+    "lone surrogates": "'" + "\ud800" * 300_000 + "'",
+    "5,000 magics": "%time x\n" * 5_000,
+    "400 magics": "%time x\n" * 400,
+    "5,000 commands": "!ls\n" * 5_000,
+    "a string of 1 MiB": "x = '" + "a" * (MIB - 10) + "'",
+    "a string of dots": "x = '" + "../" * (MIB // 3 - 10) + "'",
+    "a shell string": "!echo " + "a" * (MIB - 10),
+    "10^4 substitutions": "!echo " + "$(echo " * 10_000 + ")" * 10_000,
+    "10^4 substitutions in bash": "%%bash\n" + "$(" * 10_000,
+    "10^4 back quotes": "%%bash\necho " + "`" * 10_000,
+    "nested braces": "%%bash\necho " + "{a," * 10_000 + "}" * 10_000,
+    "open heredocs": "%%bash\n" + "cat <<A\n" * 10_000,
+    "JavaScript in depth": "%%javascript\n" + "[" * 50_000,
+    "JavaScript in length": "%%javascript\n" + "a.b();\n" * 100_000,
+    "many scripts": "%%html\n" + "<script>a()</script>\n" * 40_000,
+    "open tags": "%%html\n" + "<script " * 100_000,
+    "handlers": "%%html\n" + "<a onclick='" * 80_000,
+    "help": "a" * (MIB - 10) + "?",
+    "help words": "a." * (MIB // 2 - 10) + "?",
+    "form feeds": "\f" * MIB,
+    "carriage returns": "x\r" * (MIB // 2),
+    "prompts": ">>> x\n" * 100_000,
+    "names": "".join(f"a{n} = a{n - 1}\n" for n in range(60_000)),
+    "aliases": "".join(f"a{n} = a{n - 1} or b{n}\n" for n in range(40_000, 0, -1)),
+    "dictionaries": "x = " + "{1:" * 80 + "1" + "}" * 80 + "\n" + "x = {1: {2: 3}}\n" * 50_000,
+    "strings that are joined": "x = " + "''.join(" * 60 + "'a'" + ")" * 60,
+    "f-strings": "x = " + 'f"{a}"' * 100_000,
+    "decorators": "@a\n" * 100_000 + "def f(): pass",
+    "functions in functions": "".join(" " * n + "def f():\n" for n in range(99)) + " " * 99 + "1",
+    "else if": "if a: pass\n" + "elif a: pass\n" * 50_000,
+    "lambdas": "x = " + "lambda: " * 90 + "1",
+    "a module of many dots": "import " + ".".join(["a"] * 300_000),
+    "star imports": "from os import *\n" * 50_000,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_zombies")
+@pytest.mark.parametrize("policy", ["default", "strict"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_verdict_comes_in_time(name: str, policy: str) -> None:
+    cell = BOUNDS[name]
+    judge = Judge(code_of(policy)._replace(max_bytes=2 * MIB))
+    judge.judge("!ls\nx = 1")  # what is loaded once
+    began = time.perf_counter()
+    verdict = judge.judge(cell)
+    seconds = time.perf_counter() - began
+    rule = verdict.findings[0].rule if verdict.findings else ""
+    print(f"{name}, {len(cell) >> 10} KiB: {1e3 * seconds:.0f} ms, {verdict.decision} {rule}")
+    assert seconds < NOISY_SECONDS
+
+
+# Known ways around a check -------------------------------------------------------------------------
+
+
+def without_names(code: Code) -> Code:
+    """The same policy if every module, command and magic were allowed: rules on forms alone."""
+    anything = Names("allow", {})
+    return code._replace(imports=anything, commands=anything, magics=anything)
+
+
+RELIABLE = [bypass for bypass in BYPASSES if bypass.technique.kind == "S"]
+
+
+def test_each_technique_has_variants() -> None:
+    assert all(len(technique.variants) >= 2 for technique in TECHNIQUES)
+    assert len(BYPASSES) >= 200
+
+
+@pytest.mark.parametrize("bypass", RELIABLE, ids=str)
+def test_strict_denies_what_can_be_seen_reliably(bypass: Bypass, strict: Code) -> None:
+    assert Judge(strict).judge(bypass.cell).decision == "deny"
+    # And for what it is, not because a module or command has no place in the lists.
+    assert Judge(without_names(strict)).judge(bypass.cell).decision == "deny"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bypass", RELIABLE, ids=str)
+def test_a_large_cell_hides_nothing(bypass: Bypass, strict: Code) -> None:
+    assert Judge(strict).judge(long(bypass.cell)).decision == "deny"
+
+
+def test_how_much_of_each_class_is_denied() -> None:
+    """Printed, not promised: what is of class P or I is for the sandbox."""
+    policies: dict[str, Code] = {name: code_of(name) for name in ("default", "strict")}
+    policies["strict without lists"] = without_names(policies["strict"])
+    counts: dict[str, Counter[tuple[str, Decision]]] = defaultdict(Counter)
+    for bypass in BYPASSES:
+        for name, code in policies.items():
+            decision = Judge(code).judge(bypass.cell).decision
+            counts[bypass.technique.kind][name, decision] += 1
+    for kind, of_kind in sorted(counts.items()):
+        number = of_kind.total() // len(policies)
+        for name in policies:
+            shares = {decision: of_kind[name, decision] for decision in reversed(DECISIONS)}
+            print(f"class {kind}, {name}: {shares} of {number}")
+    assert counts["S"]["strict", "deny"] == len(RELIABLE)

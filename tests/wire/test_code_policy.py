@@ -1,0 +1,221 @@
+"""What the policy says of a cell's code: denied, asked about, warned of; and nothing of it runs before."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox_kernel.relay.asking import LABEL
+from tests.kernel import TIMEOUT, Kernel, Outcome, eventually, running_kernel
+
+pytestmark = pytest.mark.process
+
+POLICY = """
+code:
+  python:
+    imports:
+      deny: [antigravity]
+      ask: [colorsys, netrc]
+      warn: [calendar]
+    rules:
+      python.frames: deny
+      python.exec: ask
+"""
+DENIED = "made = 'by a cell that was denied'\nimport antigravity"
+ASKED = "import colorsys\nasked = 'ran'"
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[Kernel]:
+    with running_kernel(cwd=tmp_path, policy=POLICY) as kernel:
+        yield kernel
+
+
+def answering(
+    kernel: Kernel, code: str, *answers: str, **options: Any
+) -> tuple[Outcome, list[str]]:
+    """Run a cell and answer what is asked; all prompts in their order."""
+    prompts: list[str] = []
+
+    def answer(message: dict[str, Any]) -> None:
+        prompts.append(message["content"]["prompt"])
+        kernel.client.input(answers[len(prompts) - 1])
+
+    return kernel.run(code, allow_stdin=True, stdin_hook=answer, **options), prompts
+
+
+# -- denied ----------------------------------------------------------------------------------------
+
+
+def test_a_denied_cell_runs_nothing_and_costs_nothing(strict: Kernel) -> None:
+    first = strict.run("before = 1")
+    denied = strict.run(DENIED)
+    assert denied.ename == "PolicyViolation"
+    assert "line 2, `antigravity`" in denied.evalue
+    receipt = denied.receipt
+    assert (receipt["verdict"], receipt["outcome"], receipt["state"]) == ("deny", "denied", "kept")
+    assert receipt["usage"]["wall_seconds"] == receipt["usage"]["cpu_seconds"] == 0
+    # It takes the next number, and as nothing was run, so does the next cell.
+    count = first.reply["content"]["execution_count"] + 1
+    assert denied.reply["content"]["execution_count"] == count
+    after = strict.run("'made' in globals(), before")
+    assert after.result == "(False, 1)"
+    assert after.reply["content"]["execution_count"] == count
+
+
+def test_the_same_cell_runs_where_the_policy_allows_it(tmp_path: Path) -> None:
+    with running_kernel(cwd=tmp_path, env={"SANDBOX_KERNEL_POLICY": "trusted"}) as kernel:
+        kernel.run("import sys, types; sys.modules['antigravity'] = types.ModuleType('it')")
+        assert kernel.run(DENIED).status == "ok"
+        assert kernel.run("made").result == "'by a cell that was denied'"
+
+
+def test_a_finding_says_where_what_why_and_what_instead(strict: Kernel) -> None:
+    denied = strict.run("\n\nx = 1\nimport antigravity as up")
+    [finding] = denied.receipt["findings"]
+    assert (finding["rule"], finding["decision"]) == ("python.import", "deny")
+    assert (finding["line"], finding["about"]) == (4, "antigravity")
+    assert finding["reason"]
+    assert finding["instead"]
+    [error] = [m["content"] for m in denied.messages if m["msg_type"] == "error"]
+    shown = "\n".join(error["traceback"])
+    assert "import antigravity as up" in shown
+    assert "python.import" in shown
+
+
+def test_messages_of_a_denied_cell_come_as_those_of_any_cell_with_an_error(strict: Kernel) -> None:
+    kinds = [
+        m["content"].get("execution_state", m["msg_type"]) for m in strict.run(DENIED).messages
+    ]
+    assert kinds == ["busy", "execute_input", "error", "display_data", "idle"]
+
+
+def test_a_denied_cell_aborts_the_rest_of_run_all(strict: Kernel) -> None:
+    cells = [strict.client.execute(code) for code in ("1", DENIED, "'behind'", "'further'")]
+    replies = [strict.reply_to(cell) for cell in cells]
+    statuses = [reply["content"]["status"] for reply in replies]
+    assert statuses == ["ok", "error", "aborted", "aborted"]
+    assert strict.run("'later'").result == "'later'"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"code": "", "user_expressions": {"it": "(x for x in ()).gi_frame.f_builtins"}},
+        {"code": DENIED, "silent": True},
+    ],
+    ids=["user_expressions", "silent"],
+)
+def test_code_that_is_not_shown_is_judged_as_well(strict: Kernel, options: dict[str, Any]) -> None:
+    reply = strict.reply_to(strict.client.execute(**options))
+    assert reply["content"]["ename"] == "PolicyViolation"
+
+
+def test_a_syntax_error_is_shown_as_python_shows_it(strict: Kernel) -> None:
+    outcome = strict.run("import antigravity\nthis is no code")
+    assert outcome.ename == "SyntaxError"
+    assert outcome.receipt["verdict"] == "allow"
+
+
+def test_a_name_of_an_earlier_cell_means_what_it_meant_there(strict: Kernel) -> None:
+    assert strict.run("hidden = __import__").status == "ok"
+    assert strict.run("hidden('antigravity')").ename == "PolicyViolation"
+
+
+def test_a_debugger_may_not_evaluate_what_a_cell_may_not_say(strict: Kernel) -> None:
+    content = {
+        "type": "request",
+        "seq": 7,
+        "command": "evaluate",
+        "arguments": {"expression": "__import__('antigravity')"},
+    }
+    message = strict.client.session.msg("debug_request", content)
+    strict.client.control_channel.send(message)
+    reply = strict.client.get_control_msg(timeout=TIMEOUT)["content"]
+    assert (reply["success"], reply["request_seq"]) == (False, 7)
+    assert "PolicyViolation" in reply["message"]
+
+
+# -- warned of -------------------------------------------------------------------------------------
+
+
+def test_a_cell_that_is_warned_of_runs_and_the_receipt_says_so(strict: Kernel) -> None:
+    outcome = strict.run("import calendar")
+    assert outcome.status == "ok"
+    assert outcome.receipt["verdict"] == "warn"
+    assert [f["about"] for f in outcome.receipt["findings"]] == ["calendar"]
+    shown = outcome.messages[-2]["content"]["data"]["text/plain"]
+    assert "warning: python.import in line 1" in shown
+
+
+# -- asked about -----------------------------------------------------------------------------------
+
+
+def test_a_yes_lets_the_cell_run_once(strict: Kernel) -> None:
+    outcome, prompts = answering(strict, ASKED, "y")
+    assert outcome.receipt["verdict"] == "approved"
+    assert len(prompts) == 1
+    assert prompts[0].startswith(f"{LABEL} line 1, colorsys: ")
+    assert strict.run("asked").result == "'ran'"
+    _, again = answering(strict, ASKED, "yes")
+    assert len(again) == 1
+
+
+@pytest.mark.parametrize("answer", ["", "n", "no", "maybe", "\x00"])
+def test_anything_but_a_yes_is_a_no(strict: Kernel, answer: str) -> None:
+    outcome, _ = answering(strict, ASKED, answer)
+    assert outcome.ename == "PolicyViolation"
+    assert "you did not allow it" in outcome.evalue
+    assert outcome.receipt["verdict"] == "deny"
+    assert strict.run("'asked' in globals()").result == "False"
+
+
+def test_always_is_remembered_for_the_rule_and_only_for_that(strict: Kernel) -> None:
+    _, prompts = answering(strict, ASKED, "always")
+    assert len(prompts) == 1
+    outcome, prompts = answering(strict, "import netrc")
+    assert (outcome.receipt["verdict"], prompts) == ("approved", [])
+    outcome, prompts = answering(strict, "exec(input.__name__)", "n")
+    assert outcome.ename == "PolicyViolation"
+    assert len(prompts) == 1
+
+
+def test_where_nobody_can_be_asked_the_answer_is_no(strict: Kernel) -> None:
+    outcome = strict.run(ASKED, allow_stdin=False)
+    assert outcome.ename == "PolicyViolation"
+    assert "cannot be asked" in outcome.evalue
+
+
+def test_an_interrupt_is_a_no(strict: Kernel) -> None:
+    cell = strict.client.execute(ASKED, allow_stdin=True)
+    strict.client.get_stdin_msg(timeout=TIMEOUT)
+    strict.manager.interrupt_kernel()
+    assert strict.reply_to(cell)["content"]["ename"] == "PolicyViolation"
+    assert strict.run("1 + 1").result == "2"
+
+
+def test_a_kernel_that_dies_while_the_user_thinks_still_runs_the_cell(strict: Kernel) -> None:
+    assert strict.run("kept = 5").status == "ok"
+    assert strict.run("kept").result == "5"
+    cell = strict.client.execute(ASKED + "\nkept", allow_stdin=True)
+    strict.client.get_stdin_msg(timeout=TIMEOUT)
+    victim = strict.kernel_pid
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: strict.kernel_pid != victim, what="a checkpoint took over")
+    strict.client.input("y")
+    outcome = strict.outcome_of(cell)
+    assert outcome.receipt["verdict"] == "approved"
+    assert outcome.result == "5"
+
+
+def test_a_cell_cannot_ask_in_the_name_of_the_wrapper(strict: Kernel) -> None:
+    outcome, prompts = answering(
+        strict, f"a = input('{LABEL} line 1: Run? '); b = input('name? ')", "y", "me"
+    )
+    assert outcome.status == "ok"
+    assert prompts == [f"(the cell asks:) {LABEL} line 1: Run? ", "name? "]
