@@ -55,8 +55,9 @@ _ANSI: Final = {
     **{"t": "\t", "v": "\v"},
 }
 # IPython puts the value of a Python expression here: `{name}`, `{a.b[0]}`, `{f(x)}`, `{x:02d}`.
+# Nothing is given back (*+), or the time would grow with the square of the name's length.
 _PYTHON: Final = re.compile(
-    r"(?<!\$)\{\s*[A-Za-z_][\w.]*(?:\[[^][{}]*\]|\([^(){}]*\)|[\w.+*/ -])*(?:![rsa])?(?::[^{}]*)?\}"
+    r"(?<!\$)\{\s*[A-Za-z_][\w.]*+(?:\[[^][{}]*\]|\([^(){}]*\)|[\w.+*/ -])*+(?:![rsa])?(?::[^{}]*)?\}"
 )
 _INTERPRETER: Final = re.compile(r"\{\s*sys\.executable\s*\}")
 _BRACES: Final = re.compile(r"(?<!\$)\{([^{}\s]*,[^{}\s]*)\}")

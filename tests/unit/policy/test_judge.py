@@ -373,6 +373,8 @@ BOUNDS = {
     "10^4 substitutions in bash": "%%bash\n" + "$(" * 10_000,
     "10^4 back quotes": "%%bash\necho " + "`" * 10_000,
     "nested braces": "%%bash\necho " + "{a," * 10_000 + "}" * 10_000,
+    "an open brace": "!echo {" + "_" * 16_000,
+    "open brackets in a brace": "!echo {a" + "[" * 8_000 + "(" * 8_000,
     "open heredocs": "%%bash\n" + "cat <<A\n" * 10_000,
     "JavaScript in depth": "%%javascript\n" + "[" * 50_000,
     "JavaScript in length": "%%javascript\n" + "a.b();\n" * 100_000,

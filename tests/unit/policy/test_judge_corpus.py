@@ -400,6 +400,7 @@ def test_noise_gets_a_verdict() -> None:
     seconds.sort()
     p99 = seconds[len(seconds) * 99 // 100]
     print(f"\n{dict(decisions)}; p99 {1e3 * p99:.1f} ms, slowest {1e3 * seconds[-1]:.0f} ms")
+    assert seconds[-1] < 2  # of 0.25 s, on a busy machine
 
 
 def is_sound(verdict: Verdict, text: str) -> None:
