@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"{level} tests not run: {problem}"))
 
 
-@pytest.fixture(scope="session")
-def config_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session", autouse=True)
+def config_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A user's configuration with the policy that tests run under unless they choose another.
 
     It is `default` without its check of the code: what is tested must hold for code that gets past.
@@ -65,16 +65,15 @@ def config_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "code": as_document(load_policy("trusted"))["code"]
     }
     (policies / f"{UNCHECKED}.yaml").write_text(yaml.safe_dump(document))
-    return home
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(home))
+        patch.setenv("SANDBOX_KERNEL_POLICY", UNCHECKED)
+        yield home
 
 
 @pytest.fixture(autouse=True)
-def state_home(
-    tmp_path_factory: pytest.TempPathFactory, config_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test has its own run directories and connection files, so that leftovers show."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(config_home))
-    monkeypatch.setenv("SANDBOX_KERNEL_POLICY", UNCHECKED)
     home = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("SANDBOX_KERNEL_HOME", str(home))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))

@@ -235,4 +235,4 @@ def _print(what: Any) -> None:
     from rich.text import Text
 
     # Text as it is: square brackets in it are no markup.
-    Console().print(Text(what) if isinstance(what, str) else what)
+    Console(force_jupyter=False).print(Text(what) if isinstance(what, str) else what)

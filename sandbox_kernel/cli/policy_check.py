@@ -152,7 +152,7 @@ def _print_reports(policy: Policy, reports: Sequence[tuple[Path, list[JudgedCell
 
     from sandbox_kernel.cli.policy import COLOURS
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, force_jupyter=False)
     for path, cells in reports:
         for cell in cells:
             for finding in cell.verdict.findings:

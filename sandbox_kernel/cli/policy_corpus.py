@@ -41,7 +41,7 @@ def check_corpus(path: Path, policy: Policy, *, as_json: bool) -> int:
     table.add_section()
     for rule, count in figures["by_rule"].items():
         table.add_row(rule, str(count))
-    Console().print(table)
+    Console(force_jupyter=False).print(table)
     return 0
 
 

@@ -74,8 +74,6 @@ MAX_FRAME_BYTES = 16 << 20
 STREAM_CHARACTERS = 1 << 20
 ERROR_CHARACTERS = 1 << 17
 DEBUG_SHELL = "inproc://debug-shell"
-# What a cell has shown must reach the user first: a fork keeps a processor busy for some milliseconds.
-CELL_REST_SECONDS = 0.01
 # A slider that is dragged calls back many times a second: one checkpoint after the last.
 COMM_REST_SECONDS = 0.1
 # The soft ceiling counts address space, which libraries take more of than they use.
@@ -227,7 +225,7 @@ class BridgeKernel(IPythonKernel):
         # Cells and the callbacks of widgets change the state; questions about it do not.
         msg_type = self.get_parent("shell")["header"]["msg_type"]
         if msg_type == "execute_request":
-            self.state.changed(CELL_REST_SECONDS)
+            self.state.changed(0.0)
         elif msg_type.startswith("comm_"):
             self.state.changed(COMM_REST_SECONDS)
 

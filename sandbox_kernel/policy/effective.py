@@ -28,6 +28,7 @@ def as_document(policy: Policy) -> dict[str, Any]:
         "workspace": {"mount": policy.workspace},
         "environment": {"pass": list(policy.environment)},
         "code": _code(policy.code),
+        "stdin": policy.stdin,
         "checkpoint": policy.checkpoint,
         "annotate": policy.annotate,
     }

@@ -34,7 +34,8 @@ from sandbox_kernel.policy.verdict import (
     Verdict,
 )
 
-SECONDS: Final = 0.25
+# For reading. With what is around it, a verdict takes no more than a quarter of a second.
+SECONDS: Final = 0.2
 # At what a dense line of code costs, a cell of this size takes a tenth of the time.
 LARGE_BYTES: Final = 16 << 10
 # Code in code in code, and how much of it.

@@ -56,6 +56,7 @@ def load_with_sources(name_or_path: str) -> Loaded:
         workspace=merged["workspace"]["mount"],
         environment=merged["environment"]["pass"],
         code=build_code(merged["code"]),
+        stdin=merged["stdin"],
         checkpoint=merged["checkpoint"],
         annotate=merged["annotate"],
     )

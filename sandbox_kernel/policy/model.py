@@ -14,6 +14,7 @@ from sandbox_kernel.policy.verdict import Decision
 Level = Literal["process"]
 Network = Literal["none"]
 Mount = Literal["read-only"]
+Stdin = Literal["allow", "deny"]
 Checkpoint = Literal["cell", "off"]
 Annotate = Literal["receipt", "metadata"]
 
@@ -202,6 +203,7 @@ class Policy:
     workspace: Mount  # how the notebook's folder is mounted
     environment: tuple[str, ...]  # variables passed on to the sandbox
     code: Code
+    stdin: Stdin  # whether cells may ask the user for input
     checkpoint: Checkpoint
     annotate: Annotate
 

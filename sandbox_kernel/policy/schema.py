@@ -42,6 +42,7 @@ def policy_schema() -> dict[str, Any]:
             "Variables passed on to the sandbox.", {"pass": {"type": "array", "maxItems": 0}}
         ),
         "code": _mapping("What the static check decides about a cell before it runs.", _code()),
+        "stdin": _word(get_args(model.Stdin)),
         "checkpoint": _word(get_args(model.Checkpoint)),
         "annotate": _word(get_args(model.Annotate)),
     }

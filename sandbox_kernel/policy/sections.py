@@ -15,7 +15,7 @@ from sandbox_kernel.policy.units import UnitError, shown
 
 # From weak to strong; what this build has of them is in `model.Level`.
 _LEVELS: Final = ("restricted", "process", "container", "gvisor")
-_ABSENT: Final = ("outputs", "stdin", "audit")
+_ABSENT: Final = ("outputs", "audit")
 
 
 def absent_section(key: str) -> tuple[str, str] | None:
@@ -113,6 +113,7 @@ READERS: Final[Mapping[str, Callable[[Source, str, Node], Any]]] = {
     "workspace": _read_workspace,
     "environment": _read_environment,
     "code": read_code,
+    "stdin": partial(read_choice, get_args(model.Stdin)),
     "checkpoint": partial(read_choice, get_args(model.Checkpoint)),
     "annotate": partial(read_choice, get_args(model.Annotate)),
 }

@@ -116,6 +116,7 @@ class Router:
         self._author = author
         self._ports = ports
         self._policy = policy
+        self._stdin_allowed = policy.stdin == "allow"
         self._settler = settler
         self._judge = judge
         self._asking = Asking(answers)
@@ -462,8 +463,12 @@ class Router:
             "text_bytes": limits.text_bytes,
         }
         metadata = {**decode_object(request.message.frames[2]), METADATA_KEY: terms}
+        message = request.message.with_metadata(encode_object(metadata))
+        if request.allow_stdin and not self._stdin_allowed:
+            content = {**request.message.content, "allow_stdin": False}
+            message = message.with_content(encode_object(content))
         self.enforcer.begin(cell, limits)
-        self._send_request(request, request.message.with_metadata(encode_object(metadata)))
+        self._send_request(request, message)
         if cell.announced:
             self._answers.status("busy", request.message)
         if count is not None:
@@ -569,7 +574,8 @@ class Router:
             return
         for message in self._read_hostile(self._link.sockets.stdin):
             cell = self._cells.running(message.parent_id)
-            if message.msg_type != "input_request" or cell is None or not cell.request.allow_stdin:
+            allowed = cell is not None and cell.request.allow_stdin and self._stdin_allowed
+            if message.msg_type != "input_request" or cell is None or not allowed:
                 self._drop("input_request without a cell that allows stdin")
                 continue
             self.enforcer.pause(cell)
@@ -598,11 +604,9 @@ class Router:
                 if self._gate is not None:
                     return
                 continue
-            if cell is not None and is_announced(cell, message):
-                continue
             # What names no cell that runs is on the bill of the one that does, or of the pause.
             account = cell or next(iter(self._cells.in_flight), self._between)
-            if self._may_show(account, message):
+            if self._may_show(account, message) and not is_announced(cell, message):
                 self._pass_output(message, cell)
 
     def _take_idle(self, cell: RunningCell, idle: Message) -> None:
@@ -727,8 +731,10 @@ class Router:
                 self._drop("foreign session")
 
 
-def is_announced(cell: RunningCell, message: Message) -> bool:
+def is_announced(cell: RunningCell | None, message: Message) -> bool:
     """Whether an inner kernel says what the wrapper has said when it forwarded the cell."""
+    if cell is None:
+        return False
     if message.msg_type == "status":
         return cell.announced and message.outline.is_state("busy")
     is_input = message.msg_type == "execute_input" and cell.execution_count is not None

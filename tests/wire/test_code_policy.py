@@ -213,6 +213,15 @@ def test_a_kernel_that_dies_while_the_user_thinks_still_runs_the_cell(strict: Ke
     assert outcome.result == "5"
 
 
+def test_where_the_policy_denies_stdin_a_cell_cannot_ask_but_the_policy_can(tmp_path: Path) -> None:
+    with running_kernel(cwd=tmp_path, policy=f"{POLICY}stdin: deny\n") as kernel:
+        outcome, prompts = answering(kernel, "input('password: ')")
+        assert (outcome.ename, prompts) == ("StdinNotImplementedError", [])
+        outcome, prompts = answering(kernel, ASKED, "y")
+        assert outcome.receipt["verdict"] == "approved"
+        assert len(prompts) == 1
+
+
 def test_a_cell_cannot_ask_in_the_name_of_the_wrapper(strict: Kernel) -> None:
     outcome, prompts = answering(
         strict, f"a = input('{LABEL} line 1: Run? '); b = input('name? ')", "y", "me"

@@ -21,7 +21,7 @@ from sandbox_kernel.policy.verdict import DECISIONS, Decision, Verdict
 
 from .bypasses import BYPASSES, TECHNIQUES, Bypass
 
-NOISY_SECONDS = 1.0  # of a bound of 0.25 s, on a machine that does other things too
+NOISY_SECONDS = 3.0  # of a bound of 0.25 s, on a machine that does other things too
 
 
 @cache

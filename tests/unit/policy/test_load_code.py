@@ -114,7 +114,6 @@ def test_what_is_shown_as_effective_reads_back_as_the_same_policy(user: Path, na
         ("environment:\n  pass: [HOME]", 2, "'HOME' cannot be passed on", "pass: []"),
         ("environment:\n  pas: []", 2, "'pas'", "'pass'"),
         ("outputs: {}", 1, "section 'outputs' is not known to this build", "enforce"),
-        ("stdin: deny", 1, "section 'stdin' is not known to this build", "enforce"),
         ("audit: {}", 1, "section 'audit' is not known to this build", "enforce"),
         ("output: {}", 1, "'output' is not a key of the policy", ""),
     ],
@@ -211,7 +210,11 @@ def test_a_default_that_leaves_anything_about_code_out_is_refused(system: Path, 
 
 
 def test_a_default_from_before_a_section_existed_says_which_one_is_missing(system: Path) -> None:
-    write(system, WHOLE.split("\ncode:")[0] + "\ncheckpoint: cell\nannotate: receipt\n", "default")
+    write(
+        system,
+        WHOLE.split("\ncode:")[0] + "\nstdin: allow\ncheckpoint: cell\nannotate: receipt\n",
+        "default",
+    )
     with pytest.raises(PolicyError, match=r"does not say code\."):
         load_policy("default")
 

@@ -41,6 +41,7 @@ def test_default_is_what_the_documentation_says() -> None:
         workspace="read-only",
         environment=(),
         code=policy.code,
+        stdin="allow",
         checkpoint="cell",
         annotate="receipt",
     )
