@@ -109,7 +109,7 @@ class Checkpoint(NamedTuple):
     label: int  # the last cell whose effects are in it
     pid: int
     wake: int
-    made: float
+    made: int  # in nanoseconds since the epoch
 
     def end(self) -> None:
         os.close(self.wake)
@@ -191,10 +191,10 @@ class Supervisor:
             except BlockingIOError:
                 return
             word, _, rest = data.decode("ascii", "replace").partition(" ")
-            label, _, pid = rest.partition(" ")
-            numbers = label.isdecimal() and pid.isdecimal()
-            if word == "checkpoint" and numbers and len(descriptors) == 1:
-                self._add(Checkpoint(int(label), int(pid), descriptors[0], time.time()))
+            numbers = [int(number) for number in rest.split() if number.isdecimal()]
+            if word == "checkpoint" and len(numbers) == 3 and len(descriptors) == 1:
+                label, pid, made = numbers
+                self._add(Checkpoint(label, pid, descriptors[0], made))
                 continue
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -319,7 +319,7 @@ def alive(pid: int) -> bool:
     return bool(fields) and fields[0] not in "ZX"
 
 
-def count_files_changed(since: float) -> int:
+def count_files_changed(since: int) -> int:
     """Files and folders that were made or written after ``since``: a rollback does not undo them."""
     changed = looked_at = 0
     for root in WRITABLE:
@@ -332,7 +332,7 @@ def count_files_changed(since: float) -> int:
                 if looked_at > FILES_LOOKED_AT:
                     return changed
                 with contextlib.suppress(FileNotFoundError):
-                    changed += os.lstat(f"{directory}/{name}").st_ctime > since
+                    changed += os.lstat(f"{directory}/{name}").st_ctime_ns > since
     return changed
 
 

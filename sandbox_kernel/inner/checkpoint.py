@@ -24,6 +24,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 import warnings
 from array import array
 from collections import defaultdict
@@ -98,6 +99,8 @@ class Checkpoints:
         has_native_threads = native_threads() > 0
         # The `random` module seeds itself anew in a fork; this one is to go on where it was.
         random_state = random.getstate()
+        # What is changed from now on is not in it; the supervisor may hear of it some time later.
+        made = time.time_ns()
         wake_read, wake_write = os.pipe()
         closed_read, closed_write = os.pipe()
         try:
@@ -113,7 +116,7 @@ class Checkpoints:
                 # The next cell may close its own and count on that nobody has them any more.
                 select.select([closed_read], [], [], CLOSE_SECONDS)
             os.close(closed_read)
-            socket.send_fds(self._desk, [b"checkpoint %d %d" % (label, pid)], [wake_write])
+            socket.send_fds(self._desk, [b"checkpoint %d %d %d" % (label, pid, made)], [wake_write])
             os.close(wake_write)
             self._reap()
             self._sleeping.append(pid)
