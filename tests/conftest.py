@@ -78,6 +78,8 @@ def state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("SANDBOX_KERNEL_HOME", str(home))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    # A shell of ipykernel's, made in another test, sets it for good.
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     return home
 
 
