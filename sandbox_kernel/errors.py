@@ -20,7 +20,7 @@ of the variables where there were any, and what to do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from sandbox_kernel.words import Action, Limit, Outcome, State, amount, amount_beyond, duration
 
@@ -112,8 +112,6 @@ class CellLimitExceeded(SandboxError):
         self.allowed = allowed
         self.used = used
         self.action = action
-        self.state = state
-        self.not_restored = not_restored
         happened = _HAPPENED[limit].format(amount_beyond(limit, used, allowed))
         who = "its own limit" if own else f"policy `{policy}`"
         rule = f"{who} allows {amount(limit, allowed)}"
@@ -129,18 +127,6 @@ class CellLimitExceeded(SandboxError):
             f"{happened}; {rule}. {subject} {_DONE[action]} {became}{lacking}.",
             hint=f"{again}{_INSTEAD[limit]}, or {raise_it}.",
         )
-
-    @property
-    def structured(self) -> dict[str, Any]:
-        """The same for programs."""
-        return {
-            "limit": self.limit,
-            "allowed": self.allowed,
-            "used": self.used,
-            "action": self.action,
-            "state": self.state,
-            "not_restored": list(self.not_restored),
-        }
 
 
 class CellTimeout(CellLimitExceeded):

@@ -9,12 +9,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from sandbox_kernel.policy.model import Code, Policy
 from sandbox_kernel.policy.verdict import DECISIONS, Finding, Verdict
-
-_LINE_CHARACTERS: Final = 100
 
 
 class CannotRead(Exception):
@@ -170,16 +168,10 @@ def _print_finding(console: Any, path: Path, cell: JudgedCell, finding: Finding)
     from rich.text import Text
 
     from sandbox_kernel.cli.policy import COLOURS
-    from sandbox_kernel.policy.violation import printable
+    from sandbox_kernel.policy.violation import excerpt, printable
 
-    texts = cell.text.split("\n")
-    source = texts[finding.line - 1] if finding.line <= len(texts) else ""
-    # A window of the line: generated code may have it all in one.
-    start = max(0, finding.column - _LINE_CHARACTERS // 2)
-    shown = printable(source[start : start + _LINE_CHARACTERS])
-    before = cell_len(shown[: finding.column - start])
-    wide = source.startswith(finding.about, finding.column) and cell_len(printable(finding.about))
-    caret = "^" * min(wide or 1, _LINE_CHARACTERS)
+    shown, before, marked = excerpt(cell.text.split("\n"), finding)
+    caret = "^" * cell_len(marked)
     colour = COLOURS[finding.decision]
     where = f"{shown_path(path)}: cell {cell.number}, line {finding.line}, column {finding.column + 1}: "
     head = Text(where).append(f"{finding.decision} ", f"bold {colour}").append(finding.rule, "bold")
@@ -187,7 +179,7 @@ def _print_finding(console: Any, path: Path, cell: JudgedCell, finding: Finding)
     for line in (
         head,
         Text(f"    {shown}"),
-        Text(f"    {' ' * before}").append(caret, colour),
+        Text(f"    {' ' * cell_len(before)}").append(caret, colour),
         Text(f"    {printable(finding.about)}: {finding.reason}. {finding.instead}.\n"),
     ):
         console.print(line, soft_wrap=True)
@@ -198,9 +190,3 @@ def shown_path(path: Path) -> str:
     from sandbox_kernel.policy.violation import printable
 
     return printable(str(path))
-
-
-def escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -125,6 +125,9 @@ class Supervisor:
         self._desk = desk
         desk.setblocking(False)
         self._checkpoints: list[Checkpoint] = []
+        # Of the last rollback: processes that were there when the checkpoint was made, and files that
+        # were changed since.
+        self._processes_lost = 0
         self._files_changed = 0
         self._pending = b""
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -199,13 +202,23 @@ class Supervisor:
             for descriptor in descriptors:
                 os.close(descriptor)
             if word == "restored":
-                self._say(f"restored {rest} files={self._files_changed}")
+                self._tell_restored(rest)
 
     def _add(self, checkpoint: Checkpoint) -> None:
         if self._checkpoints and self._checkpoints[-1].label == checkpoint.label:
             self._forget_newest()
         self._checkpoints.append(checkpoint)
         self._forget_beyond(CHECKPOINTS_KEPT)
+
+    def _tell_restored(self, words: str) -> None:
+        """Pass on what a checkpoint says, with what can be seen from here only."""
+        label, _, lost = words.partition(" ")
+        counts = dict(item.split("=", 1) for item in lost.split() if "=" in item)
+        # It counts in its own time: a rollback may come first and end what it would have counted.
+        said = counts.get("children", "0")
+        children = max(self._processes_lost, int(said) if said.isdecimal() else 0)
+        counts |= {"children": str(children), "files": str(self._files_changed)}
+        self._say(" ".join(["restored", label, *(f"{k}={v}" for k, v in counts.items())]))
 
     def _forget_newest(self) -> None:
         if self._checkpoints:
@@ -224,12 +237,14 @@ class Supervisor:
             # A cell may end, and its state be kept, just before the wrapper has it killed.
             while len(self._checkpoints) > 1 and self._checkpoints[-1].label > int(to):
                 self._forget_newest()
-        self._kernel_pid = 0
         spared = {checkpoint.pid for checkpoint in self._checkpoints}
+        users = [pid for pid in pids() if pid != self._kernel_pid and is_users(pid)]
+        self._kernel_pid = 0
         self._kill(lambda pid: pid not in spared)
         while self._checkpoints:
             checkpoint = self._checkpoints.pop()
             self._files_changed = count_files_changed(checkpoint.made)
+            self._processes_lost = sum(pid < checkpoint.pid for pid in users)
             if wake(checkpoint, prefix):
                 self._kernel_pid = checkpoint.pid
                 return
@@ -317,6 +332,15 @@ def started(pid: int) -> int:
 def alive(pid: int) -> bool:
     fields = stat(pid)
     return bool(fields) and fields[0] not in "ZX"
+
+
+def is_users(pid: int) -> bool:
+    """Whether it runs and is no checkpoint, not even one that is about to end."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return name != "checkpoint" and alive(pid)
 
 
 def count_files_changed(since: int) -> int:

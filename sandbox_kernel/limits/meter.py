@@ -69,10 +69,6 @@ class Meter:
         return self._cgroup.source if self._cgroup is not None and self._has_memory else PROC
 
     @property
-    def cpu_source(self) -> str:
-        return self._cgroup.source if self._cgroup is not None and self._has_cpu else PROC
-
-    @property
     def kernel_pid(self) -> int | None:
         """The host's pid of the process that runs cells, as of the last reading."""
         return None if self._leaders is None else self._leaders.kernel

@@ -36,8 +36,8 @@ from sandbox_kernel.policy.verdict import (
 
 # For reading. With what is around it, a verdict takes no more than a quarter of a second.
 SECONDS: Final = 0.2
-# At what a dense line of code costs, a cell of this size takes a tenth of the time.
-LARGE_BYTES: Final = 16 << 10
+# The worst that was found for a cell of this size takes a quarter of the time.
+LARGE_BYTES: Final = 8 << 10
 # Code in code in code, and how much of it.
 MAX_DEPTH: Final = 8
 MAX_TEXTS: Final = 200
@@ -97,29 +97,31 @@ class Judge:
         """
         if self._allows_everything:
             return ALLOWED
-        self._memory.begin()
-        texts = [text, *expressions]
-        size_bytes = sum(len(each.encode("utf-8", "surrogatepass")) for each in texts)
-        if size_bytes > self._code.max_bytes:
-            return self._decide([Hit("cell.too_large", "", 1, 0)])
-        verdict = self._read(texts) if size_bytes <= LARGE_BYTES else self._read_apart(texts)
+        verdict = self._read_all([text, *expressions])
         if verdict.decision in ("allow", "warn"):
             self._memory.commit()
         return verdict
 
-    def approved(self) -> None:
-        """The cell that was judged last runs after all."""
+    def approved(self, text: str, expressions: Iterable[str] = ()) -> None:
+        """A cell that was asked about runs. It is read again: others were while the user thought."""
+        self._read_all([text, *expressions])
         self._memory.commit()
 
     # -- reading -----------------------------------------------------------------------------------
+
+    def _read_all(self, texts: list[str]) -> Verdict:
+        self._memory.begin()
+        size_bytes = sum(len(each.encode("utf-8", "surrogatepass")) for each in texts)
+        if size_bytes > self._code.max_bytes:
+            return self._decide([Hit("cell.too_large", "", 1, 0)])
+        return self._read(texts) if size_bytes <= LARGE_BYTES else self._read_apart(texts)
 
     def _read(self, texts: list[str]) -> Verdict:
         deadline = time.monotonic() + SECONDS
         try:
             return self._decide(hit for text in texts for hit in self._hits(text, deadline))
-        except (
-            Exception
-        ):  # a fault of the check: the wrapper's log has it, and the cell does not run
+        except Exception:
+            # A fault of the check itself: the wrapper's log has it, and the cell does not run.
             traceback.print_exc()
             return self._decide([Hit("cell.unreadable", FAILED, 1, 0)])
 

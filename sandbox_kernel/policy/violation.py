@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from sandbox_kernel.errors import PolicyViolation
 from sandbox_kernel.policy.verdict import Finding, Verdict
@@ -43,12 +43,8 @@ class CodeViolation(PolicyViolation):
 
     def _pointer(self, finding: Finding) -> list[str]:
         """The line of the cell, what it is about underlined, and the reason."""
-        source = self._lines[finding.line - 1] if finding.line <= len(self._lines) else ""
-        # A window of the line: generated code may have it all in one.
-        start = max(0, finding.column - LINE_CHARACTERS // 2)
-        shown = printable(source[start : start + LINE_CHARACTERS])
-        width = len(finding.about) if source.startswith(finding.about, finding.column) else 1
-        caret = " " * (finding.column - start) + "^" * min(width, LINE_CHARACTERS)
+        shown, before, marked = excerpt(self._lines, finding)
+        caret = " " * len(before) + "^" * len(marked)
         number = str(finding.line)
         margin = " " * len(number)
         return [
@@ -57,6 +53,24 @@ class CodeViolation(PolicyViolation):
             f"  {margin}   {_BOLD}{finding.rule}{_OFF} ({finding.risk} risk): {finding.reason}. "
             f"{finding.instead}.",
         ]
+
+
+class Excerpt(NamedTuple):
+    """A part of a cell's line, and in that what stands before the place of a finding and at it."""
+
+    line: str
+    before: str
+    marked: str
+
+
+def excerpt(lines: Sequence[str], finding: Finding) -> Excerpt:
+    """What to show of a finding: a window of its line, as generated code may have it all in one."""
+    source = lines[finding.line - 1] if finding.line <= len(lines) else ""
+    start = max(0, finding.column - LINE_CHARACTERS // 2)
+    line = printable(source[start : start + LINE_CHARACTERS])
+    offset = finding.column - start
+    width = len(finding.about) if source.startswith(finding.about, finding.column) else 1
+    return Excerpt(line, line[:offset], line[offset : offset + width] or " ")
 
 
 def printable(text: str) -> str:

@@ -7,9 +7,11 @@ the cell's, and allows nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from sandbox_kernel.policy.verdict import Finding
 from sandbox_kernel.policy.violation import printable
@@ -92,14 +94,24 @@ def in_words(question: Question) -> str:
     )
 
 
-def is_imitation(prompt: str) -> bool:
-    """Whether a cell's prompt could be taken for a question of the wrapper's."""
-    return "sandbox-kernel" in prompt.casefold()
+class Prompt(msgspec.Struct):
+    """What an ``input_request`` says; all else in it, which may be huge, is checked and not built."""
+
+    prompt: str = ""
+    password: bool = False
 
 
-def told_apart(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A cell's prompt that imitates one of the wrapper's, with a word on who asks; else ``None``."""
-    prompt = content.get("prompt")
-    if not isinstance(prompt, str) or not is_imitation(prompt):
-        return None
-    return {**content, "prompt": f"(the cell asks:) {prompt}"}
+_read_prompt = msgspec.json.Decoder(Prompt).decode
+
+
+def told_apart(content: bytes) -> bytes:
+    """The content of a cell's ``input_request``, with a word on who asks if it imitates the wrapper."""
+    try:
+        said = _read_prompt(content)
+    except ValueError:
+        said = Prompt()  # not what input() makes, and a frontend may show it as text all the same
+    else:
+        if "sandbox-kernel" not in said.prompt.casefold():
+            return content
+    said.prompt = f"(the cell asks:) {said.prompt}"
+    return msgspec.json.encode(said)

@@ -61,12 +61,12 @@ DISPLAYS: Final = frozenset({"display_data", "execute_result", "update_display_d
 OUTPUTS: Final = DISPLAYS | {"stream", "error", "clear_output", "comm_open", "comm_msg"}
 # Outputs between cells are counted anew this often.
 BETWEEN_SECONDS: Final = 10.0
-# A frontend's debugger lets a stopped cell run on.
 UNDO: Final = "%undo"
 KERNEL_ENDED: Final = SandboxLost(
     "The kernel's process ended twice over this request.", hint="Do not send it again."
 )
 NOBODY_TO_ASK: Final = "the policy asks about such code, and this client cannot be asked"
+# A frontend's debugger lets a stopped cell run on.
 RUN_ON: Final = frozenset({"continue", "next", "stepIn", "stepOut", "disconnect", "terminate"})
 
 
@@ -434,7 +434,7 @@ class Router:
             self._deny(cell, error)
             return
         cell.approved = True
-        self._judge.approved()
+        self._judge.approved(request.code, request.expressions)
         if self._link is None:
             self._approved.append(cell)
         else:
@@ -579,9 +579,8 @@ class Router:
                 self._drop("input_request without a cell that allows stdin")
                 continue
             self.enforcer.pause(cell)
-            if (content := told_apart(decode_object(message.frames[3]))) is not None:
-                message = message.with_content(encode_object(content))
-            self._answers.forward_prompt(cell.request, message)
+            prompt = message.with_content(told_apart(message.frames[3]))
+            self._answers.forward_prompt(cell.request, prompt)
 
     def _read_inner_iopub(self) -> None:
         if self._link is None or self._gate is not None:

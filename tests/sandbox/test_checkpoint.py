@@ -694,7 +694,6 @@ def test_a_process_is_said_to_be_lost_whoever_its_parent_is_and_however_it_ends(
         "os.system('sleep 60 &')",
     ):
         run(kernel, start)
-        time.sleep(0.3)  # the checkpoint looks around itself, in idle time
         assert roll_back(kernel).receipt["not_restored"] == ["1 child process"], start
         assert roll_back(kernel).receipt.get("not_restored") is None
 

@@ -18,21 +18,14 @@ from sandbox_kernel.outputs.annotate import (
     strip_metadata,
 )
 from sandbox_kernel.outputs.receipt import METADATA_KEY, RECEIPT_MIME
+from tests.unit.outputs.values import VALUES
 
 AUDIT_ID = "0198c0de-0000-7000-8000-000000000000"
 MARK = {"audit_id": AUDIT_ID}
 FORGED = {"audit_id": "forged"}
 MIB = 1 << 20
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-).map(json.dumps)
+JSON = VALUES.map(json.dumps)
 NAMES = ["sandbox", "Sandbox", "sandboxed", RECEIPT_MIME, RECEIPT_MIME.upper(), "text/plain", ""]
 FIELDS = ["data", "metadata", "transient", "execution_count", "Metadata", "extra"]
 

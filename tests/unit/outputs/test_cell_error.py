@@ -16,18 +16,10 @@ from sandbox_kernel.outputs.annotate import (
     MAX_TRACEBACK_LINES,
     cell_error,
 )
+from tests.unit.outputs.values import VALUES
 
 MIB = 1 << 20
 NOTHING: tuple[str, str, list[str]] = ("", "", [])
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
 
 
 def read(content: object, *, ascii_only: bool = True) -> tuple[str, str, list[str]]:

@@ -21,7 +21,7 @@ from sandbox_kernel.policy.verdict import DECISIONS, Decision, Verdict
 
 from .bypasses import BYPASSES, TECHNIQUES, Bypass
 
-NOISY_SECONDS = 3.0  # of a bound of 0.25 s, on a machine that does other things too
+NOISY_SECONDS = 1.0  # of a bound of 0.25 s, on a machine that does other things too
 
 
 @cache
@@ -126,11 +126,12 @@ def test_a_cell_that_was_asked_about_counts_once_it_is_approved(strict: Code) ->
     code = strict._replace(rules={**strict.rules, "python.process": "deny"})
     for is_approved in (False, True):
         judge = Judge(code)
-        assert judge.judge(f"{cell}\nrm = 1").decision == "ask"
+        assert judge.judge(cell).decision == "ask"
+        assert judge.judge("other = 1").decision == "allow"  # of a subshell, while the user thinks
         if is_approved:
-            judge.approved()
-        # As a magic it is denied; as a name it would be a harmless expression.
-        assert judge._memory.names == (frozenset({"s", "harmless", "rm"} if is_approved else ()))
+            judge.approved(cell)
+        names = {"s", "harmless"} if is_approved else set()
+        assert judge._memory.names == names | {"other"}
 
 
 def test_a_line_that_may_be_a_magic_is_read_both_ways(default: Code) -> None:

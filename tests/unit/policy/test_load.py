@@ -17,8 +17,7 @@ from sandbox_kernel.policy import document
 from sandbox_kernel.policy.find import MAX_BYTES
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.model import LIMITS, Policy
-
-WHOLE = (policies_directory() / "default.yaml").read_text()
+from tests.unit.policy.files import WHOLE, loaded, refusal, write
 
 
 @pytest.fixture(params=["C", "Python"])
@@ -26,24 +25,6 @@ def either_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """PyYAML is also installed without libyaml."""
     if request.param == "Python":
         monkeypatch.setattr(document, "_LOADER", yaml.SafeLoader)
-
-
-def write(directory: Path, text: str, name: str = "mine") -> Path:
-    path = directory / f"{name}.yaml"
-    path.write_text(text)
-    path.chmod(0o644)
-    return path
-
-
-def loaded(user: Path, text: str) -> Policy:
-    write(user, text)
-    return load_policy("mine")
-
-
-def refusal(user: Path, text: str) -> PolicyError:
-    with pytest.raises(PolicyError) as caught:
-        loaded(user, text)
-    return caught.value
 
 
 # What it sets

@@ -10,34 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandbox_kernel.errors import PolicyError
-from sandbox_kernel.paths import policies_directory
 from sandbox_kernel.policy.code_section import PARTS, rules_of
 from sandbox_kernel.policy.effective import as_document
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.model import Policy
 from sandbox_kernel.policy.rules import all_ids
+from tests.unit.policy.files import WHOLE, loaded, refusal, write
 
-WHOLE = (policies_directory() / "default.yaml").read_text()
 RULE = rules_of("python")[0]
 SHELL_RULE = rules_of("shell")[0]
-
-
-def write(directory: Path, text: str, name: str = "mine") -> Path:
-    path = directory / f"{name}.yaml"
-    path.write_text(text)
-    path.chmod(0o644)
-    return path
-
-
-def loaded(user: Path, text: str) -> Policy:
-    write(user, text)
-    return load_policy("mine")
-
-
-def refusal(user: Path, text: str) -> PolicyError:
-    with pytest.raises(PolicyError) as caught:
-        loaded(user, text)
-    return caught.value
 
 
 # What it sets
