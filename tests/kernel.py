@@ -20,6 +20,8 @@ SANDBOXED = "sandboxed-python"
 # A policy that `conftest` makes: `default` without its check of the code.
 UNCHECKED = "unchecked"
 TIMEOUT = 60
+# In which a fork of the kernel has become a checkpoint by name.
+BIRTH_SECONDS = 0.5
 
 
 @dataclass
@@ -143,12 +145,16 @@ class Kernel:
         )[1]
 
     def cell_pids(self) -> set[int]:
-        """The host's pids of what cells have started: all but supervisor, kernel, checkpoints."""
+        """The host's pids of what cells have left running: no supervisor, kernel or checkpoint.
+
+        After a cell the kernel process forks its next checkpoint, which has its name a moment later:
+        what is seen in the act is the cell's only if it does not turn into one.
+        """
         others = {pid for pid, inner in self.sandboxed_pids().items() if inner != 1}
         found = others - {self.kernel_pid}
-        if any(name_of(pid) not in ("checkpoint", None) for pid in found):
-            # A checkpoint has its name a moment after it was forked.
-            time.sleep(0.05)
+        deadline = time.monotonic() + BIRTH_SECONDS
+        while time.monotonic() < deadline and any(name_of(pid) == "python" for pid in found):
+            time.sleep(0.005)
         return {pid for pid in found if name_of(pid) not in ("checkpoint", None)}
 
 

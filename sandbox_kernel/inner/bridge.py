@@ -74,6 +74,8 @@ MAX_FRAME_BYTES = 16 << 20
 STREAM_CHARACTERS = 1 << 20
 ERROR_CHARACTERS = 1 << 17
 DEBUG_SHELL = "inproc://debug-shell"
+# What a cell shows is to be on its way before a fork stops all threads for some milliseconds.
+CELL_REST_SECONDS = 0.01
 # A slider that is dragged calls back many times a second: one checkpoint after the last.
 COMM_REST_SECONDS = 0.1
 # The soft ceiling counts address space, which libraries take more of than they use.
@@ -225,9 +227,16 @@ class BridgeKernel(IPythonKernel):
         # Cells and the callbacks of widgets change the state; questions about it do not.
         msg_type = self.get_parent("shell")["header"]["msg_type"]
         if msg_type == "execute_request":
-            self.state.changed(0.0)
+            self.state.cell_ended()
         elif msg_type.startswith("comm_"):
             self.state.changed(COMM_REST_SECONDS)
+
+    async def should_handle(self, stream: Any, msg: Any, idents: Any) -> bool:
+        # Whatever comes next may hang and be killed: the cell before it is not to go with it.
+        if msg["header"]["msg_type"] != "execute_request" and self.state.owes_checkpoint:
+            with self._interrupts_noted():
+                await self.state.kept()
+        return bool(super().should_handle(stream, msg, idents))
 
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         terms = parent["metadata"].pop("sandbox", {})
@@ -410,6 +419,8 @@ class State:
         self._io_loop = io_loop
         self._loop = io_loop.asyncio_loop
         self._stale = True
+        # Whether the last cell is in no checkpoint yet.
+        self.owes_checkpoint = False
         # When an interrupt came that no cell was there for, by the monotonic clock.
         self.interrupted_at = 0.0
         # Done when a checkpoint is to be made: the app's loop waits for it.
@@ -425,6 +436,10 @@ class State:
         self._stale = True
         if self.enabled:
             self._loop.call_soon_threadsafe(self._schedule, rest_seconds)
+
+    def cell_ended(self) -> None:
+        self.owes_checkpoint = True
+        self.changed(CELL_REST_SECONDS)
 
     async def kept(self) -> None:
         """Return once there is a checkpoint of the state as it is."""
@@ -449,6 +464,7 @@ class State:
     def made(self) -> None:
         """A checkpoint of the state has been made."""
         self._stale = self._goes_on()
+        self.owes_checkpoint = False
         self.due = self._loop.create_future()
         for kept in self._waiting:
             kept.set_result(None)
@@ -463,6 +479,7 @@ class State:
     def restored(self) -> None:
         """This process was a checkpoint: what was about to run when it was made is not to run."""
         self._stale = True
+        self.owes_checkpoint = False
         self.due = self._loop.create_future()
         self._waiting.clear()
         self._running.clear()

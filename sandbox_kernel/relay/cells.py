@@ -37,6 +37,11 @@ class Request:
         return self.message.msg_type
 
     @property
+    def session(self) -> object:
+        """Who sent it: each client has its own."""
+        return self.message.header.get("session")
+
+    @property
     def reply_type(self) -> str:
         return self.msg_type.removesuffix("_request") + "_reply"
 

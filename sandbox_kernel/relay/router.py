@@ -54,8 +54,10 @@ BURST_SECONDS: Final = 0.1
 LAST_WORDS_SECONDS: Final = 0.2
 # A kernel process that gets an interrupt before it has got to the cell would not know what it is for.
 START_SECONDS: Final = 0.05
-# A question behind a cell is answered in its turn, but not later than this.
+# A question behind a cell is answered in its turn, but not later than this; one that the same client
+# has sent in one go with the cell may count on the order, and waits longer.
 QUESTION_SECONDS: Final = 0.8
+OWN_QUESTION_SECONDS: Final = 5.0
 # What a cell shows, and what counts as such.
 DISPLAYS: Final = frozenset({"display_data", "execute_result", "update_display_data"})
 OUTPUTS: Final = DISPLAYS | {"stream", "error", "clear_output", "comm_open", "comm_msg"}
@@ -365,7 +367,12 @@ class Router:
             self._say_what_it_is(request)
         else:
             cell.questions.append(request)
-            self._loop.call_later(QUESTION_SECONDS, lambda: self._answer_early(cell, request))
+            in_one_go = (
+                request.session == cell.request.session
+                and time.monotonic() < cell.sent + BURST_SECONDS
+            )
+            wait = OWN_QUESTION_SECONDS if in_one_go else QUESTION_SECONDS
+            self._loop.call_later(wait, lambda: self._answer_early(cell, request))
 
     def _answer_for_kernel(self, question: Request) -> None:
         if self._outstanding.pop(question.msg_id, None) is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.limits.meter import CellMeter, Meter
-from tests.hostile.test_hangs import SETUP, survivors
+from tests.hostile.test_hangs import SETUP
 from tests.kernel import Kernel, eventually, running_kernel
 from tests.sandbox import test_ordinary_user as ordinary_user
 from tests.sandbox.test_meter import cgroup_of, root_of
@@ -158,7 +158,7 @@ def test_a_cell_that_takes_too_much_memory_is_stopped_and_nothing_is_lost(
     for number in range(REPETITIONS):
         with Watch(meter) as watch:
             stopped = kernel.run_within(LIMITS, ALLOCATORS[how])
-        left = survivors(kernel)
+        left = kernel.cell_pids()
         receipt = stopped.receipt
         about = f"repetition {number}: +{watch.growth / MIB:.0f} MiB, {stopped.evalue} {receipt}"
         if stopped.ename == "CellMemoryExceeded":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.limits.meter import process_tree
-from tests.kernel import Kernel, Outcome, eventually, is_running, name_of, running_kernel
+from tests.kernel import Kernel, Outcome, eventually, is_running, running_kernel
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -22,7 +22,6 @@ ALLOWANCE = 1.0
 BUSY_MACHINE = 0.5
 REPETITIONS = 20
 # A fork of the kernel process bears the name of a checkpoint a moment after it was made.
-BIRTH_SECONDS = 0.5
 CONTROL_SECONDS = 1.0
 
 SETUP = """
@@ -106,28 +105,8 @@ HANGS = {
 }
 
 
-def awake(kernel: Kernel) -> list[int]:
-    """The host's pids of what runs in the sandbox but for supervisor and checkpoints: kernel first."""
-    inner_pids = {inner: pid for pid, inner in kernel.sandboxed_pids().items() if inner != 1}
-    pids = [inner_pids[inner] for inner in sorted(inner_pids)]
-    return [pid for pid in pids if name_of(pid) not in ("checkpoint", None)]
-
-
 def threads_of(kernel: Kernel) -> int:
-    return len(list(Path(f"/proc/{awake(kernel)[0]}/task").iterdir()))
-
-
-def survivors(kernel: Kernel) -> set[int]:
-    """What cells have left running at this moment.
-
-    After a cell the kernel process forks its next checkpoint; what is seen in the act is no
-    survivor if it turns into one.
-    """
-    _, *found = awake(kernel)
-    deadline = time.monotonic() + BIRTH_SECONDS
-    while time.monotonic() < deadline and any(name_of(pid) == "python" for pid in found):
-        time.sleep(0.005)
-    return {pid for pid in found if name_of(pid) != "checkpoint"}
+    return len(list(Path(f"/proc/{kernel.kernel_pid}/task").iterdir()))
 
 
 def timed(run: Callable[[], Outcome]) -> tuple[float, Outcome]:
@@ -149,7 +128,7 @@ def test_a_cell_that_hangs_is_stopped_in_time_and_nothing_is_lost(tmp_path: Path
         times, states = [], []
         for number in range(REPETITIONS):
             seconds, stopped = timed(lambda: kernel.run_within(LIMITS, HANGS[how]))
-            left, threads_left = survivors(kernel), threads_of(kernel) - threads
+            left, threads_left = kernel.cell_pids(), threads_of(kernel) - threads
             about = f"repetition {number}: {seconds:.2f} s, {stopped.evalue}"
             assert stopped.ename == "CellTimeout", about
             receipt = stopped.receipt

@@ -12,7 +12,7 @@ import pytest
 
 from sandbox_kernel.limits.cgroup import PREFIX, Cgroup, find_places
 from sandbox_kernel.limits.meter import CellMeter, Meter, Reading, process_tree
-from tests.kernel import Kernel, eventually, is_running, running_kernel
+from tests.kernel import TIMEOUT, Kernel, eventually, is_running, running_kernel
 from tests.sandbox import test_ordinary_user as ordinary_user
 
 pytestmark = pytest.mark.process
@@ -125,6 +125,10 @@ def test_root_has_a_cgroup_where_one_can_be_made(bench: Bench) -> None:
         pytest.skip("no cgroup can be made here")
     possible.close()
     assert len(bench.meters) == 2
+    # No checkpoint comes or goes while a cell runs.
+    bench.kernel.client.execute("print('runs', flush=True); time.sleep(600)")
+    while bench.kernel.client.get_iopub_msg(timeout=TIMEOUT)["msg_type"] != "stream":
+        pass
     assert set(cgroup_of(bench.kernel.wrapper_pid).pids()) == {
         root_of(bench.kernel),
         *bench.kernel.sandboxed_pids(),
@@ -234,9 +238,9 @@ def test_copies_made_for_a_sleeping_fork_are_nobodys_growth(bench: Bench, checkp
         bench.kernel.run("pid = os.fork() or time.sleep(600)")
     before = {meter.source: meter.memory_bytes() for meter in bench.meters}
     # Every reference count is written; without a cgroup, a closer look may be some time off.
-    for source, reading in bench.measure("kept = list(ballast); time.sleep(1)").items():
-        assert 10 * MIB < reading.growth_bytes < 40 * MIB, source
-        assert reading.memory_bytes - before[source] > 100 * MIB, source
+    for source, readings in bench.sample("kept = list(ballast); time.sleep(1)").items():
+        assert 10 * MIB < readings[-1].growth_bytes < 40 * MIB, source
+        assert max(each.memory_bytes for each in readings) - before[source] > 100 * MIB, source
 
 
 def test_forks_do_not_grow_by_what_they_inherit(bench: Bench) -> None:

@@ -210,3 +210,23 @@ def test_heartbeats_are_echoed_while_a_cell_holds_the_kernel(kernel: Kernel) -> 
     heart.close(linger=0)
     context.term()
     assert kernel.reply_to(cell)["content"]["status"] == "ok"
+
+
+def test_a_question_behind_ones_own_cell_is_answered_in_its_turn_and_anothers_soon(
+    kernel: Kernel, raw_shell: zmq.Socket[bytes]
+) -> None:
+    shell = kernel.client.shell_channel
+    cell = kernel.client.execute("import time; time.sleep(2)")
+    question = kernel.client.kernel_info()
+    other = Session(key=kernel.manager.session.key)
+    raw_shell.send_multipart(other.serialize(other.msg("kernel_info_request", {})))
+    assert raw_shell.poll(10_000)
+    answered: list[str] = []
+    # There may be answers to earlier questions.
+    while shell.msg_ready():
+        answered.append(shell.get_msg()["parent_header"]["msg_id"])
+    assert cell not in answered
+    assert question not in answered
+    while question not in answered:
+        answered.append(shell.get_msg(timeout=10)["parent_header"]["msg_id"])
+    assert answered[-2:] == [cell, question]
