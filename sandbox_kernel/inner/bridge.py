@@ -465,6 +465,8 @@ class State:
         """A checkpoint of the state has been made."""
         self._stale = self._goes_on()
         self.owes_checkpoint = False
+        if self._timer is not None:
+            self._timer.cancel()
         self.due = self._loop.create_future()
         for kept in self._waiting:
             kept.set_result(None)
