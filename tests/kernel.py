@@ -21,7 +21,7 @@ SANDBOXED = "sandboxed-python"
 UNCHECKED = "unchecked"
 TIMEOUT = 60
 # In which a fork of the kernel has become a checkpoint by name.
-BIRTH_SECONDS = 0.5
+BIRTH_SECONDS = 2.0
 
 
 @dataclass
