@@ -37,7 +37,7 @@ def examine(code: str, memory: Memory | None = None, deadline: float | None = No
     """Everything that a rule is about, and text of other languages, in the order of the code.
 
     What the cell's names stand for is proposed to ``memory``. Raises ``Unreadable`` if the code does
-    not parse, or is not read when ``deadline`` (on ``time.monotonic``) has passed.
+    not parse, or is not read when ``deadline`` (on ``time.thread_time``) has passed.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the code's own, such as invalid escapes: not for our user

@@ -140,7 +140,7 @@ class Nodes(defaultdict[type[ast.AST], list[Any]]):
                 elif value is not None:
                     push(value)
             count += 1
-            if count % 1024 == 0 and self._deadline and time.monotonic() > self._deadline:
+            if count % 1024 == 0 and self._deadline and time.thread_time() > self._deadline:
                 raise Unreadable(TOO_LONG)
 
     def of(self, *kinds: type[ast.AST]) -> list[Any]:

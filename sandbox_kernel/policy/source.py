@@ -96,7 +96,7 @@ def read_cell(
 ) -> Source:
     """The code that IPython makes of a cell in a shell where earlier cells defined these names.
 
-    Raises ``Unreadable`` where IPython itself gives up, and when ``deadline`` (on ``time.monotonic``)
+    Raises ``Unreadable`` where IPython itself gives up, and when ``deadline`` (on ``time.thread_time``)
     has passed.
     """
     whole = text if text.endswith("\n") else text + "\n"
@@ -180,7 +180,7 @@ class _Watched(list[str]):
 
 
 def _check(deadline: float) -> None:
-    if time.monotonic() > deadline:
+    if time.thread_time() > deadline:
         raise Unreadable(TOO_LONG)
 
 

@@ -308,12 +308,13 @@ def test_a_large_cell_that_is_denied_leaves_nothing(default: Code) -> None:
 
 
 @pytest.mark.usefixtures("no_zombies")
+@pytest.mark.parametrize("seconds", [0, 60], ids=["computes", "waits"])
 def test_a_fork_that_takes_too_long_is_killed(
-    default: Code, monkeypatch: pytest.MonkeyPatch
+    default: Code, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     def read(_self: Judge, _texts: Iterable[str]) -> Verdict:
-        time.sleep(60)
-        return Verdict("allow")
+        while True:
+            time.sleep(seconds)
 
     monkeypatch.setattr(Judge, "_read", read)
     began = time.monotonic()

@@ -306,10 +306,10 @@ def test_what_is_rewritten_is_found_where_it_began(
     ],
 )
 def test_reading_ends_soon_after_the_deadline(text: str) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     with contextlib.suppress(Unreadable):
         read_cell(text, deadline=began + 0.25)
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2
 
 
 def test_ipython_itself_is_not_imported_for_it() -> None:
