@@ -23,6 +23,7 @@ class Answers:
         self._frontend = frontend
         self._codec = codec
         self._author = author
+        self._notice: str | None = None
 
     # -- passed on ---------------------------------------------------------------------------------
 
@@ -52,6 +53,16 @@ class Answers:
 
     def status(self, state: str, parent: Message | None = None) -> None:
         self.publish("status", {"execution_state": state}, parent)
+
+    def notice(self, text: str) -> None:
+        """Something to be said with the next cell, as there is none now."""
+        self._notice = text
+
+    def say_notice(self, request: Request) -> None:
+        """A cell begins: say what was to be said with it."""
+        if self._notice is not None:
+            text, self._notice = f"{self._notice}\n", None
+            self.publish("stream", {"name": "stderr", "text": text}, request.message)
 
     def welcome(self, subscription: str) -> None:
         message = self._author.message("iopub_welcome", {"subscription": subscription})

@@ -19,6 +19,8 @@ Channel = Literal["shell", "control"]
 
 # A running cell may await a widget's answer: in ipykernel comm messages overtake the queue for that.
 OVERTAKING: Final = frozenset({"comm_open", "comm_msg", "comm_close"})
+# Cells of one "Run all" come within this time.
+BURST_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class Request:
     @property
     def reply_type(self) -> str:
         return self.msg_type.removesuffix("_request") + "_reply"
+
+    @property
+    def inner_channel(self) -> Channel:
+        """Where it goes in: a cell sent on control takes its turn like any other."""
+        return "control" if self.channel == "control" and not self.is_cell else "shell"
 
     @property
     def expects_reply(self) -> bool:
@@ -139,11 +146,13 @@ class Lane:
 
 
 class Cells:
-    """All lanes. Says what may be forwarded now; forwards nothing itself."""
+    """All lanes. Says what runs and what may be forwarded now; forwards nothing itself."""
 
     def __init__(self) -> None:
         self._lanes: dict[str | None, Lane] = {}
         self._running: dict[str, RunningCell] = {}
+        # Requests that are no cells but run code all the same: a widget's callback, a completion.
+        self._callbacks: dict[str, RunningCell] = {}
 
     def admit(self, request: Request) -> list[Request]:
         """Take a request in; the requests (it, or none) that may be forwarded now."""
@@ -171,6 +180,12 @@ class Cells:
     def running(self, msg_id: str | None) -> RunningCell | None:
         return None if msg_id is None else self._running.get(msg_id)
 
+    def watched(self, msg_id: str | None) -> RunningCell | None:
+        """The cell, or the callback, that the request with this id has begun."""
+        if msg_id is None:
+            return None
+        return self._running.get(msg_id) or self._callbacks.get(msg_id)
+
     def ahead_of(self, request: Request) -> RunningCell | None:
         """The cell that runs in the request's lane."""
         lane = self._lanes.get(request.lane_id)
@@ -179,6 +194,17 @@ class Cells:
     @property
     def in_flight(self) -> list[RunningCell]:
         return list(self._running.values())
+
+    @property
+    def one_runs(self) -> bool:
+        """Whether one cell runs, and nothing else."""
+        return len(self._running) == 1 and not self._callbacks
+
+    def begin_callback(self, callback: RunningCell) -> None:
+        self._callbacks[callback.request.msg_id] = callback
+
+    def end_callback(self, callback: RunningCell) -> None:
+        self._callbacks.pop(callback.request.msg_id, None)
 
     def fail(self, cell: RunningCell) -> None:
         """The cell failed: what waits behind it now, and nothing that comes later, is aborted."""

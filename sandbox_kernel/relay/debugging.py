@@ -3,10 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sandbox_kernel.errors import SandboxError
-from sandbox_kernel.relay.cells import Request
+from sandbox_kernel.limits.enforcer import Enforcer
+from sandbox_kernel.policy.judge import Judge
+from sandbox_kernel.policy.violation import CodeViolation
+from sandbox_kernel.relay.cells import Cells, Request
+from sandbox_kernel.relay.wire import Message
+
+# A frontend's debugger lets a stopped cell run on.
+RUN_ON: Final = frozenset({"continue", "next", "stepIn", "stepOut", "disconnect", "terminate"})
+
+
+class Debugging:
+    """Overhears the frontend's debugger: a cell that it has stopped is not on the clock."""
+
+    def __init__(self, cells: Cells, enforcer: Enforcer, judge: Judge, policy_name: str) -> None:
+        self._cells = cells
+        self._enforcer = enforcer
+        self._judge = judge
+        self._policy_name = policy_name
+        self._debugs = False
+
+    def overhear_request(self, request: Request) -> None:
+        self._debugs = True
+        if request.message.content.get("command") in RUN_ON:
+            self._enforcer.resume()
+
+    def overhear_event(self, event: Message) -> None:
+        # Only when the frontend debugs: else a cell could stop its own clock with it.
+        if self._debugs and event.outline.is_event("stopped"):
+            for cell in self._cells.in_flight:
+                self._enforcer.pause(cell)
+
+    def judge(self, request: Request) -> CodeViolation | None:
+        """The denial of a debugger's request that would run code, if it is denied."""
+        if request.msg_type != "debug_request":
+            return None
+        code = "\n".join(code_in(request.message.content))
+        if not code:
+            return None
+        verdict = self._judge.judge(code)
+        if verdict.decision in ("allow", "warn"):
+            return None
+        return CodeViolation(verdict, self._policy_name, code)
 
 
 def code_in(content: Mapping[str, Any]) -> Iterator[str]:

@@ -20,8 +20,8 @@ from sandbox_kernel.limits.meter import Meter
 from sandbox_kernel.log import log
 from sandbox_kernel.policy.model import Limits
 from sandbox_kernel.relay.inner import WRAPPER_IDENTITY, InnerSockets
+from sandbox_kernel.relay.link import Link
 from sandbox_kernel.relay.loop import Loop, Timer
-from sandbox_kernel.relay.router import Link
 from sandbox_kernel.relay.wire import Author, Codec, Signer, WireError
 from sandbox_kernel.words import count
 

@@ -21,8 +21,9 @@ from sandbox_kernel.relay.cells import Request, RunningCell
 from sandbox_kernel.relay.connection import ConnectionInfo
 from sandbox_kernel.relay.frontend import FrontendSockets
 from sandbox_kernel.relay.lifecycle import Lifecycle, Starter
+from sandbox_kernel.relay.link import Link
 from sandbox_kernel.relay.loop import Loop
-from sandbox_kernel.relay.router import Link, Router
+from sandbox_kernel.relay.router import Router
 from sandbox_kernel.relay.settle import NOTHING_USED, Ending, Settler
 from sandbox_kernel.relay.wire import Author, Codec
 
@@ -45,7 +46,7 @@ class Wrapper:
         self._lifecycle = Lifecycle(
             self._loop, self._context, author, starter, policy.limits, serving=self
         )
-        settler = Settler(self._answers, policy, lambda: self._lifecycle.facts)
+        self._enforcer = Enforcer(self._loop, policy, self._lifecycle, concluding=self)
         self._router = Router(
             self._loop,
             self._frontend,
@@ -54,12 +55,10 @@ class Wrapper:
             self._answers,
             info.ports,
             policy,
-            settler,
+            Settler(self._answers, policy, lambda: self._lifecycle.facts),
             Judge(policy.code),
+            self._enforcer,
             host=self,
-        )
-        self._enforcer = self._router.enforcer = Enforcer(
-            self._loop, policy, self._lifecycle, self._router
         )
 
     def run(self, first: StartedSandbox | SandboxError) -> None:
@@ -137,6 +136,14 @@ class Wrapper:
             self._answers.answer(request, error_content(UndoUnavailable()))
 
         self._lifecycle.undo(undone, impossible)
+
+    # -- what the enforcer tells -----------------------------------------------------------------
+
+    def conclude(self, cell: RunningCell, ending: Ending) -> None:
+        self._router.conclude(cell, ending)
+
+    def notice(self, text: str) -> None:
+        self._answers.notice(text)
 
     # -- what the lifecycle tells ----------------------------------------------------------------
 

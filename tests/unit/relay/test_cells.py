@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from sandbox_kernel.relay.cells import Cells, Request
+from sandbox_kernel.relay.cells import Cells, Request, RunningCell
 from sandbox_kernel.relay.wire import Message, Outline, encode_object
 
 _numbers = itertools.count()
@@ -123,3 +123,26 @@ def test_a_lane_that_is_done_is_forgotten() -> None:
     finish(cells, cell)
     assert cells.release() == []
     assert cells._lanes == {}
+
+
+def test_a_callback_is_watched_like_a_cell_but_is_none() -> None:
+    cells, callback = Cells(), RunningCell(request("comm_msg"))
+    msg_id = callback.request.msg_id
+    cells.begin_callback(callback)
+    assert cells.watched(msg_id) is callback
+    assert cells.running(msg_id) is None
+    assert cells.in_flight == []
+    cells.end_callback(callback)
+    assert cells.watched(msg_id) is None
+
+
+def test_one_cell_runs_only_if_nothing_runs_beside_it() -> None:
+    cells, cell, callback = Cells(), request(), RunningCell(request("comm_msg"))
+    assert not cells.one_runs
+    cells.admit(cell)
+    assert cells.one_runs
+    cells.begin_callback(callback)
+    assert not cells.one_runs
+    cells.end_callback(callback)
+    cells.admit(request(lane="s"))
+    assert not cells.one_runs

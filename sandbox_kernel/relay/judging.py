@@ -1,0 +1,99 @@
+"""What comes before a cell runs: its limits, the budget, the policy's verdict, the user's word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from sandbox_kernel.errors import CellLimitExceeded, PolicyViolation, SandboxError
+from sandbox_kernel.limits.enforcer import Enforcer
+from sandbox_kernel.outputs.receipt import Exceeded, new_audit_id
+from sandbox_kernel.policy.judge import Judge
+from sandbox_kernel.policy.model import Policy
+from sandbox_kernel.policy.violation import CodeViolation
+from sandbox_kernel.relay.answers import Answers
+from sandbox_kernel.relay.asking import Asking
+from sandbox_kernel.relay.cells import RunningCell
+from sandbox_kernel.relay.counts import Counts
+from sandbox_kernel.relay.settle import NOTHING_USED, Ending
+
+UNDO: Final = "%undo"
+NOBODY_TO_ASK: Final = "the policy asks about such code, and this client cannot be asked"
+
+
+class Judging:
+    """Decides about each cell: it is denied, undoes the one before it, or runs."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        judge: Judge,
+        enforcer: Enforcer,
+        counts: Counts,
+        answers: Answers,
+        *,
+        run: Callable[[RunningCell], None],
+        undo: Callable[[RunningCell], None],
+        conclude: Callable[[RunningCell, Ending], None],
+    ) -> None:
+        self._policy = policy
+        self._judge = judge
+        self._enforcer = enforcer
+        self._counts = counts
+        self._answers = answers
+        self._run = run
+        self._undo = undo
+        self._conclude = conclude
+        self.asking: Final = Asking(answers)
+
+    def decide(self, cell: RunningCell) -> None:
+        request = cell.request
+        cell.audit_id = new_audit_id()
+        cell.limits = limits = self._policy.limits
+        self._answers.say_notice(request)
+        asked = request.asked_limits
+        try:
+            if asked is not None:
+                cell.limits = limits.tighten(asked)
+            self._enforcer.check_budget()
+        except (PolicyViolation, CellLimitExceeded) as error:
+            self._deny(cell, error)
+            return
+        if request.code.strip() == UNDO:
+            self._begin(cell)
+            self._undo(cell)
+            return
+        cell.verdict = self._judge.judge(request.code, request.expressions)
+        match cell.verdict.decision:
+            case "deny":
+                self._deny(cell, CodeViolation(cell.verdict, self._policy.name, request.code))
+            case "ask":
+                self.asking.ask(cell, lambda yes: self._on_answer(cell, yes))
+            case _:
+                self._run(cell)
+
+    def _on_answer(self, cell: RunningCell, yes: bool) -> None:
+        request = cell.request
+        if not yes:
+            assert cell.verdict is not None
+            why = "you did not allow it" if request.allow_stdin else NOBODY_TO_ASK
+            error = CodeViolation(cell.verdict, self._policy.name, request.code, f": {why}")
+            self._deny(cell, error)
+            return
+        cell.approved = True
+        self._judge.approved(request.code, request.expressions)
+        self._run(cell)
+
+    def _begin(self, cell: RunningCell) -> None:
+        """What ipykernel says first, for a cell that it will not see."""
+        self._answers.status("busy", cell.request.message)
+        self._answers.show_input(cell.request, self._counts.suppose(cell))
+
+    def _deny(self, cell: RunningCell, error: SandboxError) -> None:
+        self._begin(cell)
+        if isinstance(error, CellLimitExceeded):
+            exceeded = Exceeded(error.limit, error.allowed, error.used, error.action)
+            ending = Ending(NOTHING_USED, error=error, outcome=error.outcome, exceeded=exceeded)
+        else:
+            ending = Ending(NOTHING_USED, error=error, outcome="denied")
+        self._conclude(cell, ending)

@@ -1,0 +1,112 @@
+"""The way to the inner kernel, while there is one, and the requests that it has not answered."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import zmq
+
+from sandbox_kernel.relay.cells import Channel, Request
+from sandbox_kernel.relay.inner import InnerSockets
+from sandbox_kernel.relay.sockets import send
+from sandbox_kernel.relay.wire import Codec, Message
+
+MAX_OUTSTANDING: Final = 1 << 16
+
+
+@dataclass(slots=True)
+class Link:
+    """The way to one inner kernel; ``kernel_info`` is set once it has answered, before any cell."""
+
+    sockets: InnerSockets
+    codec: Codec
+    kernel_info: Mapping[str, Any] | None = None
+    # Questions of the wrapper's own, and what is done when they are answered.
+    asked: dict[str, Callable[[], None]] = field(default_factory=dict)
+
+
+class Unanswered(NamedTuple):
+    """Requests that an inner kernel has left when it went."""
+
+    again: list[Request]
+    given_up: list[Request]
+
+
+class Outstanding:
+    """Requests that were sent in and expect a reply. A reply is believed only if it is to one of them."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._asked_again: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        self._requests[request.msg_id] = request
+        if len(self._requests) > MAX_OUTSTANDING:
+            self._requests.popitem(last=False)
+
+    def take(self, request: Request) -> bool:
+        """Somebody else answers it; whether it was still to be answered."""
+        return self._requests.pop(request.msg_id, None) is not None
+
+    def answered(self, reply: Message, inner_channel: Channel) -> Request | None:
+        """The request that this is the reply to: of its type, on its channel, and the only one."""
+        request = self._requests.get(reply.parent_id or "")
+        if (
+            request is None
+            or request.reply_type != reply.msg_type
+            or request.inner_channel != inner_channel
+        ):
+            return None
+        del self._requests[request.msg_id]
+        return request
+
+    def lose(self) -> Unanswered:
+        """The inner kernel is gone: what the next one is to be asked, and what it is not.
+
+        Cells are neither: how they ended is for others to say.
+        """
+        lost = [request for request in self._requests.values() if not request.is_cell]
+        self._requests.clear()
+        # Once more, but not for ever: it may be what ended the kernel.
+        again = [request for request in lost if request.msg_id not in self._asked_again]
+        given_up = [request for request in lost if request.msg_id in self._asked_again]
+        self._asked_again = {request.msg_id for request in again}
+        return Unanswered(again, given_up)
+
+
+class InnerSide:
+    """Sends to the inner kernel of the moment. Nothing here blocks or raises."""
+
+    def __init__(self, drop: Callable[[str], None]) -> None:
+        self.link: Link | None = None
+        self.outstanding: Final = Outstanding()
+        self._drop = drop
+
+    def send_request(self, request: Request, message: Message) -> None:
+        """``message`` is the request as the inner kernel is to see it."""
+        assert self.link is not None
+        if request.expects_reply:
+            self.outstanding.add(request)
+        sockets = self.link.sockets
+        by_control = request.inner_channel == "control"
+        self._send(self.link, sockets.control if by_control else sockets.shell, message)
+
+    def send_input(self, message: Message) -> None:
+        """What the user has typed for a cell."""
+        assert self.link is not None
+        self._send(self.link, self.link.sockets.stdin, message)
+
+    def _send(self, link: Link, socket: zmq.Socket[bytes], message: Message) -> None:
+        frames = link.codec.write(message, message.idents)
+        try:
+            send(socket, frames)
+        except zmq.Again:
+            # Nobody is connected any more: the wrapper has heard of it too, and what was to be
+            # answered is lost with the kernel, which `Outstanding.lose` sees to.
+            self._drop("message to an inner kernel that hung up")

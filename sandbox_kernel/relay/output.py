@@ -1,0 +1,140 @@
+"""What the inner kernel publishes on iopub: hostile, and in order with the replies beside it."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from sandbox_kernel.limits.enforcer import Enforcer
+from sandbox_kernel.outputs.annotate import annotate_output, strip_metadata
+from sandbox_kernel.relay.accounts import DISPLAYS, Accounts
+from sandbox_kernel.relay.answers import Answers
+from sandbox_kernel.relay.cells import Cells, RunningCell
+from sandbox_kernel.relay.counts import Counts
+from sandbox_kernel.relay.debugging import Debugging
+from sandbox_kernel.relay.link import InnerSide
+from sandbox_kernel.relay.loop import Loop
+from sandbox_kernel.relay.reading import Reader
+from sandbox_kernel.relay.wire import Author, Message
+
+# ipykernel sends an idle but no reply when its handler fails; the reply, if any, is right behind.
+REPLY_GRACE_SECONDS: Final = 1.0
+# How long a kernel that is gone may still be listened to: it may have left a flood.
+LAST_WORDS_SECONDS: Final = 0.2
+
+
+class Output:
+    """Passes on what may be shown, and holds each cell's idle.
+
+    What comes after the idle of a cell waits behind a gate until its reply has come.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        reader: Reader,
+        inner: InnerSide,
+        author: Author,
+        answers: Answers,
+        enforcer: Enforcer,
+        cells: Cells,
+        counts: Counts,
+        accounts: Accounts,
+        debugging: Debugging,
+    ) -> None:
+        self._loop = loop
+        self._reader = reader
+        self._inner = inner
+        self._author = author
+        self._answers = answers
+        self._enforcer = enforcer
+        self._cells = cells
+        self._counts = counts
+        self._accounts = accounts
+        self._debugging = debugging
+        # A cell whose idle has come, but not yet its reply: what comes after its idle must wait.
+        self._gate: RunningCell | None = None
+        self._start_announced = False
+
+    def read(self) -> None:
+        link = self._inner.link
+        if link is None or self._gate is not None:
+            return
+        for message in self._reader.hostile(link.sockets.iopub, link.codec):
+            if self._author.made(message.parent_id):
+                continue  # about a request of the wrapper's own
+            if message.outline.is_state("starting"):
+                # The frontend's kernel starts once, however often its sandbox does: JupyterLab
+                # sends nothing to a kernel that it takes for starting.
+                if self._start_announced:
+                    continue
+                self._start_announced = True
+            cell = self._cells.watched(message.parent_id)
+            is_idle = message.msg_type == "status" and message.outline.is_state("idle")
+            if cell is not None and is_idle:
+                self._take_idle(cell, message)
+                if self._gate is not None:
+                    return
+                continue
+            if self._accounts.may_show(cell, message) and not is_announced(cell, message):
+                self._pass_on(message, cell)
+
+    def read_last_words(self) -> None:
+        """The inner kernel is gone: what it said before it died still counts."""
+        self._gate = None
+        end = time.monotonic() + LAST_WORDS_SECONDS
+        while (
+            (link := self._inner.link) is not None
+            and link.sockets.iopub.poll(0)
+            and time.monotonic() < end
+        ):
+            self.read()
+            self._gate = None
+
+    def open_gate(self, cell: RunningCell) -> None:
+        """The cell's reply is here, or is not waited for any longer."""
+        if self._gate is cell and self._inner.link is not None:
+            self._gate = None
+            self._loop.watch(self._inner.link.sockets.iopub, self.read)
+
+    def _take_idle(self, cell: RunningCell, idle: Message) -> None:
+        idle = idle.with_metadata(strip_metadata(idle.frames[2]))
+        if not cell.request.is_cell:
+            self._answers.forward_output(idle)
+            self._enforcer.over(cell)
+            return
+        cell.idle = idle
+        if cell.over:
+            self._enforcer.over(cell)
+            return
+        assert self._inner.link is not None
+        self._gate = cell
+        self._loop.forget(self._inner.link.sockets.iopub)
+        self._loop.call_later(REPLY_GRACE_SECONDS, lambda: self._without_reply(cell))
+
+    def _without_reply(self, cell: RunningCell) -> None:
+        self.open_gate(cell)
+        if self._cells.running(cell.request.msg_id) is cell and cell.reply is None:
+            self._enforcer.over(cell)
+
+    def _pass_on(self, message: Message, cell: RunningCell | None) -> None:
+        """On to the frontend, with nothing in it that only the wrapper may say."""
+        if message.msg_type in DISPLAYS:
+            audit_id = None if cell is None else cell.audit_id
+            message = message.with_content(annotate_output(message.frames[3], audit_id))
+        elif cell is not None and message.msg_type == "execute_input":
+            if message.outline.count is not None:
+                self._counts.show(cell, message.outline.count)
+        elif message.msg_type == "debug_event":
+            self._debugging.overhear_event(message)
+        self._answers.forward_output(message.with_metadata(strip_metadata(message.frames[2])))
+
+
+def is_announced(cell: RunningCell | None, message: Message) -> bool:
+    """Whether an inner kernel says what the wrapper has said when it forwarded the cell."""
+    if cell is None:
+        return False
+    if message.msg_type == "status":
+        return cell.announced and message.outline.is_state("busy")
+    is_input = message.msg_type == "execute_input" and cell.execution_count is not None
+    return is_input and message.outline.count == cell.execution_count
