@@ -55,8 +55,7 @@ class Accounts:
             return False
         if account is self._between:
             return self._may_show_between(account)
-        assert account.limits is not None
-        return self._enforcer.output(account, account.limits)
+        return self._enforcer.output(account)
 
     def _may_show_between(self, account: RunningCell) -> bool:
         """Between cells, widgets and threads may send in each stretch of time as much as a cell."""

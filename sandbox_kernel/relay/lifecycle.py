@@ -15,7 +15,7 @@ from sandbox_kernel.isolation import view
 from sandbox_kernel.isolation.base import SandboxFacts
 from sandbox_kernel.isolation.lifeline import describe_wait_status
 from sandbox_kernel.isolation.start import SOCKET_PREFIX, StartedSandbox
-from sandbox_kernel.limits.enforcer import Restored
+from sandbox_kernel.limits.ladder import Restored
 from sandbox_kernel.limits.meter import Meter
 from sandbox_kernel.log import log
 from sandbox_kernel.policy.model import Limits

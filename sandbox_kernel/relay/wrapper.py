@@ -11,7 +11,8 @@ import zmq
 
 from sandbox_kernel.errors import SandboxError, UndoUnavailable
 from sandbox_kernel.isolation.start import StartedSandbox
-from sandbox_kernel.limits.enforcer import Enforcer, Restored
+from sandbox_kernel.limits.enforcer import Enforcer
+from sandbox_kernel.limits.ladder import Restored
 from sandbox_kernel.limits.meter import Meter
 from sandbox_kernel.log import log
 from sandbox_kernel.policy.judge import Judge

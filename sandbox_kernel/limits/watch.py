@@ -1,0 +1,165 @@
+"""One cell that is being watched: what it has used, which limit it has reached, when to look again."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from sandbox_kernel.limits.meter import CellMeter, Meter, Reading
+from sandbox_kernel.outputs.receipt import Usage
+from sandbox_kernel.policy.model import Limits
+from sandbox_kernel.relay.cells import RunningCell
+from sandbox_kernel.words import Limit
+
+TICK_SECONDS: Final = 0.02
+# A look at a large sandbox takes long: it may cost this share of one processor, not more.
+TICK_SHARE: Final = 0.05
+# One that fills up is looked at sooner: twice at least before it is full, for up to half of the time.
+FILLING_SHARE: Final = 0.5
+SHORTEST_TICK_SECONDS: Final = 0.002
+NOTHING_READ: Final = Reading(0.0, 0, 0, 0, 1, 1, 0, complete=True)
+# Beyond this much over its limit, memory is taken away without grace: the host's own is at stake.
+MEMORY_WITHOUT_GRACE: Final = 1.5
+
+
+class Stopwatch:
+    """Seconds since it was made, but for pauses."""
+
+    def __init__(self) -> None:
+        self._elapsed = 0.0
+        self._since: float | None = time.monotonic()
+
+    def pause(self) -> None:
+        self._elapsed, self._since = self.seconds, None
+
+    def resume(self) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+
+    @property
+    def running(self) -> bool:
+        return self._since is not None
+
+    @property
+    def seconds(self) -> float:
+        return self._elapsed + (0.0 if self._since is None else time.monotonic() - self._since)
+
+
+class Excess(NamedTuple):
+    """A limit that was reached."""
+
+    limit: Limit
+    allowed: float
+    used: float
+
+
+@dataclass(slots=True)
+class Watch:
+    """One cell that is being watched."""
+
+    cell: RunningCell
+    limits: Limits
+    meter: CellMeter
+    reading: Reading
+    source: str
+    oom_kills: int  # before it
+    clock: Stopwatch = field(default_factory=Stopwatch)
+    excess: Excess | None = None
+    # Whether it was interrupted and given time.
+    graced: bool = False
+    interrupted_at: float | None = None
+    # Being swept or rolled back: nothing more is decided about it.
+    ending: bool = False
+
+    # When it was last looked at, the processor time that took, and when a memory limit is reached if
+    # it goes on like this.
+    looked_at: float = field(default_factory=time.monotonic)
+    look_seconds: float = 0.0
+    full_at: float = math.inf
+
+    @classmethod
+    def begin(cls, cell: RunningCell, limits: Limits, meter: Meter) -> Watch:
+        cell_meter = CellMeter(meter, limits.sandbox_memory_bytes)
+        total = cell_meter.baseline.snapshot.memory.total
+        reading = replace(NOTHING_READ, memory_bytes=total)
+        return cls(cell, limits, cell_meter, reading, meter.source, meter.oom_kills())
+
+    def look(self) -> None:
+        before, then, spent = self.reading, self.looked_at, time.thread_time()
+        self.reading, self.looked_at = self.meter.sample(), time.monotonic()
+        self.look_seconds = time.thread_time() - spent
+        seconds = self.looked_at - then
+        self.full_at = self.looked_at + min(
+            _until_full(allowed, used, (used - used_before) / seconds)
+            for allowed, used, used_before in (
+                (self.limits.memory_bytes, self.reading.growth_bytes, before.growth_bytes),
+                (self.limits.sandbox_memory_bytes, self.reading.memory_bytes, before.memory_bytes),
+            )
+        )
+
+    def next_look(self) -> float:
+        """In how many seconds it is to be looked at again."""
+        until = max(TICK_SECONDS, self.look_seconds / TICK_SHARE)
+        if self.limits.wall_seconds is not None and self.clock.running:
+            until = min(until, self.limits.wall_seconds - self.clock.seconds)
+        until = min(until, (self.full_at - time.monotonic()) / 2)
+        return max(until, SHORTEST_TICK_SECONDS, self.look_seconds / FILLING_SHARE)
+
+    # -- what it has reached, as it was last looked at ---------------------------------------------
+
+    def time_excess(self) -> Excess | None:
+        limits, wall, cpu = self.limits, self.clock.seconds, self.reading.cpu_seconds
+        if limits.wall_seconds is not None and wall >= limits.wall_seconds:
+            return Excess("wall", limits.wall_seconds, wall)
+        if limits.cpu_seconds is not None and cpu >= limits.cpu_seconds:
+            return Excess("cpu", limits.cpu_seconds, cpu)
+        return None
+
+    def sandbox_memory_excess(self) -> Excess | None:
+        used = self.reading.memory_bytes
+        return _beyond("sandbox_memory", self.limits.sandbox_memory_bytes, used)
+
+    def memory_excess(self) -> Excess | None:
+        return _beyond("memory", self.limits.memory_bytes, self.reading.growth_bytes)
+
+    def output_excess(self) -> Excess | None:
+        limits, cell = self.limits, self.cell
+        return (
+            _beyond("output", limits.output_bytes, cell.output_bytes)
+            or _beyond("text", limits.text_bytes, cell.text_bytes)
+            or _beyond("messages", limits.messages, cell.messages)
+        )
+
+    @property
+    def dangerous(self) -> bool:
+        """Whether it has so much memory that it must be stopped without grace."""
+        allowed, used = self.limits.memory_bytes, self.reading.growth_bytes
+        far_beyond = allowed is not None and used > allowed * MEMORY_WITHOUT_GRACE
+        return far_beyond or self.sandbox_memory_excess() is not None
+
+    @property
+    def grace_is_over(self) -> bool:
+        assert self.interrupted_at is not None
+        return time.monotonic() >= self.interrupted_at + self.limits.grace_seconds
+
+    def usage(self) -> Usage:
+        return Usage(
+            wall_seconds=self.clock.seconds,
+            cpu_seconds=self.meter.cpu_seconds,
+            memory_peak_bytes=self.meter.baseline.memory_bytes + self.meter.memory_peak_bytes,
+            memory_delta_bytes=self.meter.memory_delta_bytes,
+            processes_peak=self.meter.processes_peak,
+            output_bytes=self.cell.shown_bytes,
+            source=self.source,
+        )
+
+
+def _beyond(limit: Limit, allowed: int | None, used: int) -> Excess | None:
+    return None if allowed is None or used <= allowed else Excess(limit, allowed, used)
+
+
+def _until_full(allowed: int | None, used: int, rate: float) -> float:
+    """Seconds until all that is allowed is used, at this rate."""
+    return math.inf if allowed is None or rate <= 0 else max(0, allowed - used) / rate
