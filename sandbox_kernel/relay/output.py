@@ -12,7 +12,7 @@ from sandbox_kernel.relay.answers import Answers
 from sandbox_kernel.relay.cells import Cells, RunningCell
 from sandbox_kernel.relay.counts import Counts
 from sandbox_kernel.relay.debugging import Debugging
-from sandbox_kernel.relay.link import InnerSide
+from sandbox_kernel.relay.link import InnerSide, Link
 from sandbox_kernel.relay.loop import Loop
 from sandbox_kernel.relay.reading import Reader
 from sandbox_kernel.relay.wire import Author, Message
@@ -55,6 +55,11 @@ class Output:
         # A cell whose idle has come, but not yet its reply: what comes after its idle must wait.
         self._gate: RunningCell | None = None
         self._start_announced = False
+
+    def attach(self, link: Link) -> None:
+        """Listen to this inner kernel. What was waited for from the one before it will not come."""
+        self._gate = None
+        self._loop.watch(link.sockets.iopub, self.read)
 
     def read(self) -> None:
         link = self._inner.link

@@ -149,7 +149,7 @@ class Router:
         self._failure = None
         self._loop.watch(link.sockets.control, self._read_inner_control)
         self._loop.watch(link.sockets.stdin, self._read_inner_stdin)
-        self._loop.watch(link.sockets.iopub, self._output.read)
+        self._output.attach(link)
         self._loop.watch(link.sockets.shell, self._read_inner_shell)
         for cell in self._forwarder.take_approved():
             self._forwarder.run(cell)
