@@ -12,7 +12,7 @@ import os
 import pwd
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,20 +29,25 @@ INNER_UID: Final = 1000
 FIRST_UNRELATED_UID: Final = 1_900_000_000
 _CAP_SYS_ADMIN: Final = 1 << 21
 _TMPFS_BYTES: Final = 1 << 30
+# What bwrap is asked for in every sandbox, and when it is tried whether that can be had.
+NAMESPACES: Final = (
+    *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
+    *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1"),
+    *("--unshare-user", "--uid", str(INNER_UID), "--gid", str(INNER_UID)),
+    # Only so that the supervisor can empty the bounding set; it keeps nothing.
+    *("--cap-add", "CAP_SETPCAP"),
+)
+_SELF: Final = Path("/proc/self")
 
 
 class ProcessSandbox(Sandbox):
     """A bubblewrap process and what runs in it."""
 
     def __init__(self, spec: SandboxSpec) -> None:
-        self._bwrap = _find_bwrap()
+        self._bwrap = find_bwrap()
         self._spec = spec
         # Root's stand-in; the uid bubblewrap runs as.
-        self._stand_in: int | None = None
-        if os.geteuid() == 0:
-            if not _effective_capabilities() & _CAP_SYS_ADMIN:
-                raise probe.root_without_privileges()
-            self._stand_in = _unrelated_uid()
+        self._stand_in = stand_in_for_root() if os.geteuid() == 0 else None
         self._view = view.plan_view(spec.working_directory, spec.secrets, _homes(), os.environ)
         self._notes = list(self._view.notes)
         # Where bwrap finds a visible path, if not at the path itself.
@@ -69,9 +74,7 @@ class ProcessSandbox(Sandbox):
         try:
             program = compile_profile((policies_directory() / "seccomp.json").read_bytes())
         except (SeccompError, OSError) as error:
-            what = f"The system call filter cannot be made: {error}."
-            hint = "Install libseccomp (`apt-get install libseccomp2`) and sandbox-kernel again."
-            raise SandboxUnavailable(what, hint=hint) from error
+            raise probe.filter_impossible(error) from error
         self._write_accounts(run_directory)
         with contextlib.ExitStack() as stack:
             seccomp = os.memfd_create("seccomp")
@@ -155,15 +158,7 @@ class ProcessSandbox(Sandbox):
         (run_directory / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
 
     def _arguments(self, run_directory: Path, seccomp: int) -> list[str]:
-        arguments = [
-            self._bwrap,
-            *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
-            *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1"),
-            *("--clearenv", "--hostname", "sandbox"),
-            *("--unshare-user", "--uid", str(INNER_UID), "--gid", str(INNER_UID)),
-            # Only so that the supervisor can empty the bounding set; it keeps nothing.
-            *("--cap-add", "CAP_SETPCAP"),
-        ]
+        arguments = [self._bwrap, *NAMESPACES, "--clearenv", "--hostname", "sandbox"]
         environment = view.plan_environment(os.environ, self._view.read_only)
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
@@ -276,8 +271,9 @@ def _account_mounts(run_directory: Path) -> list[str]:
     return arguments
 
 
-def _find_bwrap() -> str:
-    for directory in os.get_exec_path():
+def find_bwrap(environment: Mapping[str, str] | None = None) -> str:
+    """Its path, by the ``PATH`` of ``environment`` or else our own; or ``SandboxUnavailable``."""
+    for directory in os.get_exec_path(environment):
         # A relative entry of PATH would find one in the notebook's folder.
         path = os.path.join(directory, "bwrap")  # noqa: PTH118 - called on every start
         if path.startswith("/") and os.access(path, os.X_OK):
@@ -295,19 +291,29 @@ def _homes() -> set[Path]:
     return homes
 
 
-def _effective_capabilities() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def stand_in_for_root(about: Path = _SELF) -> int:
+    """The uid that bubblewrap runs as where the wrapper is root; ``about``: this process's files.
+
+    Raises ``SandboxUnavailable`` where root cannot become anybody else.
+    """
+    if not _effective_capabilities(about) & _CAP_SYS_ADMIN:
+        raise probe.root_without_privileges()
+    return _unrelated_uid(about)
+
+
+def _effective_capabilities(about: Path) -> int:
+    for line in (about / "status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
     return 0
 
 
-def _unrelated_uid() -> int:
+def _unrelated_uid(about: Path) -> int:
     """A uid that belongs to nobody on this host and that this user namespace can change to."""
     pid = os.getpid()
     ranges = [
         range(int(first), int(first) + int(length))
-        for first, _, length in map(str.split, Path("/proc/self/uid_map").read_text().splitlines())
+        for first, _, length in map(str.split, (about / "uid_map").read_text().splitlines())
     ]
     for uid in (FIRST_UNRELATED_UID + pid, 60_000 + pid % 5_000, 65_534):
         if any(uid in mapped for mapped in ranges):

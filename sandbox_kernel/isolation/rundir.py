@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation.guardian import Guardian
+from sandbox_kernel.isolation.probe import home_not_writable
 from sandbox_kernel.limits.cgroup import prefixes
 
 
@@ -35,9 +35,7 @@ class RunDirectory:
                 self._descriptor = _lock(self.path)
         except OSError as error:
             self._guardian.close()
-            what = f"The run directory under {parent} cannot be made: {error.strerror}."
-            hint = "Make it writable, or set SANDBOX_KERNEL_HOME to a directory that is."
-            raise SandboxUnavailable(what, hint=hint) from error
+            raise home_not_writable(parent, error.strerror) from error
         self._generation = 0
 
     def new_generation(self) -> Path:

@@ -31,6 +31,22 @@ def test_the_cause_and_the_fix_are_named(settings: dict[str, str], cause: str, f
     assert NO_NAMESPACES in error.what
 
 
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        (
+            "bwrap: Creating new namespace failed: nesting depth or /proc/sys/user/max_*_namespaces "
+            "exceeded (ENOSPC)",
+            "max_user_namespaces=15000",
+        ),
+        ("bwrap: Can't mount proc on /newroot/proc: Operation not permitted", "systempaths"),
+        ("bwrap: Unknown option --size", "0.8 or newer"),
+    ],
+)
+def test_what_bwrap_says_outright_needs_no_setting(said: str, fix: str) -> None:
+    assert fix in explain_bwrap(said, {}.get).hint
+
+
 def test_what_comes_from_inside_is_not_taken_for_bwraps_word() -> None:
     error = explain_bwrap("ImportError: no namespace package", {}.get)
     assert "before its kernel was ready" in error.what
