@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 HOME_VARIABLE: Final = "SANDBOX_KERNEL_HOME"
+KERNEL_NAME: Final = "sandboxed-python"  # of the kernelspec
 _PACKAGE: Final = Path(__file__).parent
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_kernel.outputs.receipt import RECEIPT_MIME
+from sandbox_kernel.paths import KERNEL_NAME
 from sandbox_kernel.policy.levels import POLICY_VARIABLE, TRUST_VARIABLE
 from sandbox_kernel.words import duration, size
 
-KERNEL_NAME = "sandboxed-python"
 _SHOWN_CHARACTERS = 200
 
 

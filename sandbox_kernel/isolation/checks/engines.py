@@ -1,0 +1,151 @@
+"""Container engines: which answer, what they are, and whether they have an image to run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sandbox_kernel.errors import SandboxError, SandboxUnavailable
+from sandbox_kernel.isolation.checks.base import Check, Host, failed, together
+from sandbox_kernel.isolation.checks.engine_access import UNIX, connect
+from sandbox_kernel.isolation.checks.runtimes import Runtime, gvisor, runtimes
+
+ENGINE: Final = "engine"
+IMAGE: Final = "image"
+FLAVOURS: Final = ("python", "python-minimal")
+_NO_ENGINE: Final = (
+    "For the levels `container` and `gvisor`: `apt-get install docker.io`; or Podman, with its "
+    "podman.socket enabled."
+)
+_NO_IMAGE: Final = "Make one: `sandbox-kernel image build`."
+
+
+class Engine(NamedTuple):
+    """What an engine says of itself."""
+
+    address: str
+    kind: str
+    version: str
+    rootless: bool
+    cgroups: str
+    runtimes: Mapping[str, Runtime]
+    default_runtime: str
+    images: frozenset[str]  # of those asked for
+
+    def summary(self) -> str:
+        rootless = ", rootless" if self.rootless else ""
+        return f"{self.kind} {self.version} at {self.address}{rootless}, cgroups by {self.cgroups}"
+
+
+def check_engines(host: Host) -> list[Check]:
+    wanted: Mapping[str, str] | SandboxError | None
+    try:
+        wanted = _recorded_images()
+    except SandboxError as error:  # what is told of the image; the engines are asked all the same
+        wanted = error
+    ids = sorted(set(wanted.values())) if isinstance(wanted, Mapping) else []
+    # The client waits for each part of an answer, so it is the deadline that counts.
+    questions = [partial(ask, address, host.timeout_seconds + 1, ids) for address in host.engines]
+    answers = together(questions, host.timeout_seconds)
+    engines = [answer for answer in answers if isinstance(answer, Engine)]
+    checks = [
+        _judge(address, answer, host.timeout_seconds)
+        for address, answer in zip(host.engines, answers, strict=True)
+    ]
+    if not checks:
+        checks = [Check(ENGINE, "missing", "no socket of Docker or Podman", _NO_ENGINE)]
+    return [*checks, runtimes(engines), gvisor(engines, host), image(engines, wanted)]
+
+
+def ask(address: str, timeout: float, images: Sequence[str] = ()) -> Engine:
+    """What the engine at ``address`` says of itself; raises ``SandboxUnavailable``."""
+    client = connect(address, timeout)
+    from docker.errors import DockerException, NotFound
+
+    try:
+        version, info = client.version(), client.info()
+        found = set()
+        for id in images:
+            try:
+                client.inspect_image(id)
+                found.add(id)
+            except NotFound:  # in whatever words: Podman has its own
+                continue
+        return _engine(address, version, info, frozenset(found))
+    except (DockerException, OSError, ValueError, TypeError, AttributeError) as error:
+        # The last three: what has the place of an engine may answer anything.
+        what = f"The container engine at {address} gives no proper answer: {error}."
+        raise SandboxUnavailable(what, hint="See its log, or start it again.") from error
+    finally:
+        client.close()
+
+
+def _engine(
+    address: str, version: Mapping[str, Any], info: Mapping[str, Any], images: frozenset[str]
+) -> Engine:
+    parts = [str(part.get("Name", "")) for part in version.get("Components") or []]
+    podman = any("podman" in part.lower() for part in parts)
+    options = [str(option) for option in info.get("SecurityOptions") or []]
+    found = {
+        str(name): Runtime(
+            str(entry.get("path", "")), tuple(map(str, entry.get("runtimeArgs") or []))
+        )
+        for name, entry in (info.get("Runtimes") or {}).items()
+    }
+    driver, number = info.get("CgroupDriver", "unknown"), info.get("CgroupVersion", "1")
+    return Engine(
+        address=address,
+        kind="Podman" if podman else "Docker",
+        version=str(version.get("Version", "of unknown version")),
+        rootless=any(option.startswith("name=rootless") for option in options),
+        cgroups=f"{driver} (version {number})",
+        # Podman lists all that it knows of, there or not.
+        runtimes={n: r for n, r in found.items() if not podman or Path(r.path).exists()},
+        default_runtime=str(info.get("DefaultRuntime", "")),
+        images=images,
+    )
+
+
+def _judge(address: str, answer: Engine | Exception | None, seconds: float) -> Check:
+    if isinstance(answer, Engine):
+        return Check(ENGINE, "ok", answer.summary())
+    if answer is None:
+        found = f"{address} does not answer within {seconds:g} s"
+        fix = "See the engine's log; start it again: `systemctl restart docker`."
+        return Check(ENGINE, "unknown", found, fix)
+    if not isinstance(answer, SandboxUnavailable):
+        return Check(ENGINE, "unknown", f"{address}: {type(answer).__name__}: {answer}")
+    there = not address.startswith(UNIX) or Path(address.removeprefix(UNIX)).exists()
+    return failed(ENGINE, "refused" if there else "missing", answer)
+
+
+def image(engines: Sequence[Engine], wanted: Mapping[str, str] | SandboxError | None) -> Check:
+    """Whether an engine has an image that was built for sandboxes."""
+    if isinstance(wanted, SandboxError):
+        return failed(IMAGE, "refused", wanted)
+    if wanted is None:
+        return Check(IMAGE, "missing", "this build of sandbox-kernel makes none")
+    if not wanted:
+        return Check(IMAGE, "missing", "none was built", _NO_IMAGE)
+    if not engines:
+        return Check(IMAGE, "unknown", "no engine to ask")
+    there = [
+        flavour for flavour, id in wanted.items() if any(id in engine.images for engine in engines)
+    ]
+    if not there:
+        found = f"{', '.join(wanted)} built, but no engine has it any more"
+        return Check(IMAGE, "missing", found, _NO_IMAGE)
+    return Check(IMAGE, "ok", ", ".join(there))
+
+
+def _recorded_images() -> dict[str, str] | None:
+    """The ids of images that were built here, by flavour; ``None`` if this build makes none."""
+    try:
+        images = importlib.import_module("sandbox_kernel.isolation.images")
+    except ModuleNotFoundError:
+        return None
+    records = {flavour: images.recorded(flavour) for flavour in FLAVOURS}
+    return {flavour: str(record.id) for flavour, record in records.items() if record is not None}
