@@ -9,6 +9,7 @@ from typing import Final
 SUBCOMMANDS: Final = {
     "launch": "start the kernel on a connection file (what kernel.json calls)",
     "run": "run notebooks in the sandbox and show each cell's result",
+    "doctor": "what this host can do, what each policy would get, and what to mend",
     "policy": "list, show and explain policies, and check notebooks against one",
 }
 
