@@ -1,0 +1,86 @@
+"""Container engines: found by their sockets, spoken to in Docker's API, which Podman has too."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sandbox_kernel.errors import SandboxUnavailable
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+# An engine that says nothing for so long is taken to be frozen.
+TIMEOUT_SECONDS: Final = 8.0
+_SYSTEM_SOCKETS: Final = ("/run/docker.sock", "/run/podman/podman.sock")
+_USER_SOCKETS: Final = ("docker.sock", "podman/podman.sock")
+_HINT: Final = (
+    "Start Docker (`systemctl start docker`) or Podman (`systemctl --user start podman.socket`), or "
+    "set DOCKER_HOST to its socket; `sandbox-kernel doctor` shows what was found."
+)
+
+
+def find_engines(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Addresses of engines, the first choice first; ``DOCKER_HOST`` is the only one if it is set."""
+    if address := environ.get("DOCKER_HOST"):
+        return [address]
+    places = [Path(place) for place in _SYSTEM_SOCKETS]
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        places = [*(Path(runtime, name) for name in _USER_SOCKETS), *places]
+    return [f"unix://{place}" for place in places if place.is_socket()]
+
+
+def first_engine() -> str:
+    """The address of the first choice; raises ``SandboxUnavailable``."""
+    addresses = find_engines()
+    if not addresses:
+        what = "No container engine was found."
+        raise SandboxUnavailable(what, hint=_HINT)
+    return addresses[0]
+
+
+def connect(address: str | None = None, timeout: float = TIMEOUT_SECONDS) -> APIClient:
+    """A client of an engine that has just answered; raises ``SandboxUnavailable``."""
+    address = address or first_engine()
+    if not address.startswith("unix://"):
+        what = (
+            f"The container engine at {address} cannot be used: a sandbox is reached through sockets "
+            "in a folder, so its engine must be on this machine."
+        )
+        hint = "Set DOCKER_HOST to a unix:// address, or leave it unset."
+        raise SandboxUnavailable(what, hint=hint)
+    from docker import APIClient
+    from docker.errors import DockerException
+    from requests import RequestException
+
+    try:
+        _knock(Path(address.removeprefix("unix://")), timeout)
+        return APIClient(base_url=address, version="auto", timeout=timeout)
+    except (DockerException, RequestException, OSError) as error:
+        raise unreachable(address, error) from error
+
+
+def _knock(path: Path, timeout: float) -> None:
+    """Where nobody listens the client would leave its socket open."""
+    with socket.socket(socket.AF_UNIX) as knocking:
+        knocking.settimeout(timeout)
+        knocking.connect(str(path))
+
+
+def unreachable(address: str, error: Exception) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"The container engine at {address} does not answer: {reason_of(error)}.", hint=_HINT
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """The innermost reason, in one line: clients of HTTP wrap it many times."""
+    explanation = getattr(error, "explanation", None)
+    if explanation:
+        return " ".join(str(explanation).split())
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return " ".join(str(getattr(error, "strerror", None) or error).split())
