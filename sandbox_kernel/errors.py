@@ -2,6 +2,7 @@
 
     SandboxError
     ├── SandboxUnavailable   no sandbox could be started: nothing ran
+    ├── ImageError           an image for the container levels cannot be built or found
     ├── PolicyError          a policy file cannot be used: nothing runs
     ├── PolicyViolation      a cell or its client asks for what the policy does not allow
     ├── SandboxLost          the sandbox ended while it held the user's variables
@@ -50,6 +51,10 @@ class SandboxError(Exception):
 
 class SandboxUnavailable(SandboxError):
     """No sandbox could be started; nothing ran."""
+
+
+class ImageError(SandboxError):
+    """An image could not be built, or the list of built ones cannot be used."""
 
 
 class SandboxLost(SandboxError):

@@ -24,3 +24,9 @@ def policies_directory() -> Path:
     """The shipped policies: inside the package when installed, beside it in a source checkout."""
     installed = _PACKAGE / "policies"
     return installed if installed.is_dir() else _PACKAGE.parent / "policies"
+
+
+def images_directory() -> Path:
+    """What images are built from: inside the package when installed, else beside it."""
+    installed = _PACKAGE / "images"
+    return installed if (installed / "Dockerfile").is_file() else _PACKAGE.parent / "images"

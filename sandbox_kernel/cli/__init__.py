@@ -11,6 +11,7 @@ SUBCOMMANDS: Final = {
     "run": "run notebooks in the sandbox and show each cell's result",
     "doctor": "what this host can do, what each policy would get, and what to mend",
     "policy": "list, show and explain policies, and check notebooks against one",
+    "image": "build and list the images of the container levels",
 }
 
 

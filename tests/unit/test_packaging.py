@@ -24,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(directory.glob("*.whl"))
 
 
-def test_kernelspec_and_policies_are_packed(wheel: Path) -> None:
+def test_kernelspec_policies_and_images_are_packed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         spec = next(name for name in names if name.endswith("sandboxed-python/kernel.json"))
@@ -33,6 +33,9 @@ def test_kernelspec_and_policies_are_packed(wheel: Path) -> None:
         packed = archive.read("sandbox_kernel/policies/seccomp.json")
         assert packed == (REPOSITORY / "policies" / "seccomp.json").read_bytes()
         assert "sandbox_kernel/inner/boot.py" in names
+        for name in ("Dockerfile", "python/requirements.txt", "python-minimal/requirements.txt"):
+            packed = archive.read(f"sandbox_kernel/images/{name}")
+            assert packed == (REPOSITORY / "images" / name).read_bytes()
         assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
 
 

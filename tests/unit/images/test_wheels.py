@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox_kernel.errors import ImageError
+from sandbox_kernel.images import wheels
+from sandbox_kernel.images.wheels import Target, download_command, fetch
+
+DEBIAN = Target("3.11.2", "cp311", "x86_64", 36)
+
+
+def options(command: list[str], name: str) -> list[str]:
+    return [command[place + 1] for place, word in enumerate(command) if word == name]
+
+
+@pytest.fixture(scope="module")
+def tags() -> list[str]:
+    """The tags that pip itself takes our arguments to allow."""
+    command = download_command(DEBIAN, [], Path("/nowhere"))
+    ask = [sys.executable, "-m", "pip", "debug", "--verbose"]
+    for name in ("--platform", "--python-version", "--abi", "--implementation"):
+        ask += [word for value in options(command, name) for word in (name, value)]
+    said = subprocess.run(ask, check=True, capture_output=True, text=True).stdout
+    return said.partition("Compatible tags:")[2].split()
+
+
+@pytest.mark.parametrize(
+    ("tag", "fits"),
+    [
+        ("cp311-cp311-manylinux_2_28_x86_64", True),
+        ("cp311-cp311-manylinux2014_x86_64", True),
+        ("cp38-abi3-manylinux_2_36_x86_64", True),
+        ("py3-none-any", True),
+        ("cp311-cp311-manylinux_2_37_x86_64", False),
+        ("cp311-cp311-manylinux_2_28_aarch64", False),
+        ("cp311-cp311-musllinux_1_2_x86_64", False),
+        ("cp312-cp312-manylinux_2_28_x86_64", False),
+    ],
+)
+def test_wheels_are_taken_that_fit_the_image(tags: list[str], tag: str, fits: bool) -> None:
+    assert (tag in tags) is fits
+
+
+def test_nothing_is_built_from_source_on_the_host() -> None:
+    command = download_command(DEBIAN, [], Path("/nowhere"))
+    assert options(command, "--only-binary") == [":all:"]
+
+
+def test_what_pip_says_against_it_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    lock = tmp_path / "requirements.txt"
+    lock.write_text(f"no-such-package==1 --hash=sha256:{'a' * 64}\n")
+    with pytest.raises(ImageError, match="no-such-package") as caught:
+        fetch(DEBIAN, lock, [], None, tmp_path / "wheels", lambda *_: None)
+    assert "wheel for Python 3.11.2 on x86_64" in caught.value.hint
+
+
+def test_a_host_without_pip_is_told_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    monkeypatch.setattr(wheels.sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    with pytest.raises(ImageError, match="has no pip") as caught:
+        fetch(DEBIAN, tmp_path / "any", [], None, tmp_path / "wheels", lambda *_: None)
+    assert "ensurepip" in caught.value.hint
