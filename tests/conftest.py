@@ -12,6 +12,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
+from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.isolation.engine import connect
 from sandbox_kernel.policy.effective import as_document
 from sandbox_kernel.policy.load import load_policy
 from tests.kernel import UNCHECKED, Kernel, running_kernel
@@ -34,7 +36,22 @@ def browser_problem() -> str | None:
     return None if shutil.which("chromium") else "chromium is not installed"
 
 
-PROBLEMS = {"process": process_problem, "browser": browser_problem}
+def container_problem() -> str | None:
+    """An engine is used only where one is named: tests fill it with containers and images."""
+    if "DOCKER_HOST" not in os.environ:
+        return "DOCKER_HOST is not set; `scripts/ensure-engine DIRECTORY` makes an engine"
+    try:
+        connect().close()
+    except SandboxUnavailable as error:
+        return str(error)
+    return None
+
+
+PROBLEMS = {
+    "process": process_problem,
+    "browser": browser_problem,
+    "container": container_problem,
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
