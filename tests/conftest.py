@@ -18,6 +18,10 @@ from sandbox_kernel.policy.effective import as_document
 from sandbox_kernel.policy.load import load_policy
 from tests.kernel import UNCHECKED, Kernel, running_kernel
 
+# The level that tests run at unless they choose another.
+LEVEL_VARIABLE = "SANDBOX_KERNEL_TEST_LEVEL"
+IMAGE = "sandbox-kernel-python-minimal:latest"
+
 # A busy machine is not a reason to fail.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any")
@@ -78,8 +82,15 @@ def config_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     home = tmp_path_factory.mktemp("config")
     policies = home / "sandbox-kernel" / "policies"
     policies.mkdir(parents=True)
+    level = os.environ.get(LEVEL_VARIABLE, "process")
     document = as_document(load_policy("default")) | {
-        "code": as_document(load_policy("trusted"))["code"]
+        "code": as_document(load_policy("trusted"))["code"],
+        "isolation": {
+            "prefer": [level],
+            "require": level,
+            "image": IMAGE,
+            "runtime": "runsc",
+        },
     }
     (policies / f"{UNCHECKED}.yaml").write_text(yaml.safe_dump(document))
     with pytest.MonkeyPatch.context() as patch:

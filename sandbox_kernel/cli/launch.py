@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sandbox_kernel.errors import PolicyError, SandboxError, SandboxUnavailable
 from sandbox_kernel.isolation.base import SandboxSpec
@@ -20,6 +20,10 @@ from sandbox_kernel.isolation.rundir import RunDirectory
 from sandbox_kernel.isolation.start import StartedSandbox, start_sandbox
 from sandbox_kernel.log import log
 from sandbox_kernel.paths import state_home
+
+if TYPE_CHECKING:
+    from sandbox_kernel.isolation.select import Chosen
+    from sandbox_kernel.policy.model import Policy
 
 USAGE: Final = (
     "usage: sandbox-kernel launch -f CONNECTION_FILE [--policy NAME|PATH | --trust LEVEL] "
@@ -42,15 +46,51 @@ class Launcher:
         self._argv = argv
         self._spec: SandboxSpec | None = None
         self._run_directory: RunDirectory | None = None
+        self._policy: Policy | None = None
+        self._chosen: Chosen | None = None
+
+    def adopt(
+        self, policy: Policy, first: StartedSandbox | SandboxError
+    ) -> StartedSandbox | SandboxError:
+        """Start what ``policy`` asks for. ``first`` was started before that was known, on trial.
+
+        It is the level of nearly every kernel, and nothing has run in it: it is kept if it is the
+        right one.
+        """
+        self._policy = policy
+        try:
+            if self._choose().level == "process":
+                return first
+        except SandboxUnavailable as error:
+            problem: SandboxError | None = error
+        else:
+            problem = None
+        if isinstance(first, StartedSandbox):
+            first.close()
+        if problem is not None:
+            return problem
+        try:
+            return self.start()
+        except SandboxUnavailable as error:
+            return error
+
+    def _choose(self) -> Chosen:
+        from sandbox_kernel.isolation.select import choose_level
+
+        assert self._policy is not None
+        if self._chosen is None:
+            self._chosen = choose_level(self._policy)
+        return self._chosen
 
     def start(self) -> StartedSandbox:
         """A new sandbox; raises ``SandboxUnavailable``."""
         try:
+            make = ProcessSandbox if self._policy is None else self._choose().make
             if self._spec is None:
                 self._spec = self._make_spec()
             if self._run_directory is None:
                 self._run_directory = RunDirectory(state_home())
-            sandbox = ProcessSandbox(self._spec)
+            sandbox = make(self._spec)
             return start_sandbox(sandbox, self._run_directory, self.session, self._argv)
         except OSError as error:
             what = f"A sandbox cannot be prepared: {error}."
@@ -149,6 +189,8 @@ def _serve(
         def start() -> StartedSandbox:
             raise refusal
 
+    else:
+        first = launcher.adopt(policy, first)
     try:
         info = ConnectionInfo.load(connection_file)
         from sandbox_kernel.relay.wrapper import Wrapper

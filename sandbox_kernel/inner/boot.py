@@ -14,7 +14,7 @@ Over the lifeline come lines of words:
 
     count                            say how many checkpoints there are
 
-and these go back: ``exited STATUS``, ``swept COUNT``, ``restored LABEL LOST``, ``nothing`` (to roll
+and these go back: ``clock TICKS`` (the time in here, at first), ``exited STATUS``, ``swept COUNT``, ``restored LABEL LOST``, ``nothing`` (to roll
 back to), ``checkpoints COUNT``.
 
 Runs as ``python boot.py CONNECTION_FILE``; imports nothing but the standard library.
@@ -45,6 +45,7 @@ PR_CAPBSET_DROP = 24
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 HIGHEST_CAPABILITY = 63
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 CAPABILITY_VERSION_3 = 0x20080522
 
 # Where `checkpoint` finds the desk.
@@ -137,6 +138,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
+        self._say(f"clock {int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_SECOND)}")
         self._reap()
         while True:
             sources = [self._lifeline.fileno(), self._desk.fileno(), self._wakeup]

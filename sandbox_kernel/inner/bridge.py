@@ -381,7 +381,8 @@ def set_soft_limits(terms: Mapping[str, Any]) -> None:
     """Limits that Python can raise as exceptions. The wrapper enforces the same from outside."""
     memory = terms.get("memory_bytes")
     if memory is not None:
-        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        _, resident, *_, data, _ = map(int, Path("/proc/self/statm").read_text().split())
+        pages = data or resident  # gVisor does not count data
         memory += pages * resource.getpagesize() + memory // 8 + ADDRESS_SLACK_BYTES
     processes = terms.get("processes")
     if processes is not None:

@@ -63,6 +63,9 @@ TRACKERS = (
     "multiprocessing.resource_tracker",
     "joblib.externals.loky.backend.resource_tracker",
 )
+PR_SET_NAME = 15
+# Found before the first fork: to look for it in one would write to many pages.
+prctl = ctypes.CDLL(None).prctl
 # A debugger puts its own in its place later, which has every child debugged.
 plain_fork = os.fork
 
@@ -123,7 +126,7 @@ class Checkpoints:
             return None
         # Little is done before the sleep: every cell pays for it, and every page that is written
         # to is a copy.
-        write_about_self("comm", SLEEPING)
+        set_name(SLEEPING)
         os.close(wake_write)
         os.close(closed_read)
         # Out of reach of interrupts and of a cell that kills its own process group.
@@ -142,7 +145,7 @@ class Checkpoints:
             os._exit(0)
         os.close(wake_read)
         write_about_self("oom_score_adj", OOM_FIRST)
-        write_about_self("comm", AWAKE)
+        set_name(AWAKE)
         self._sleeping.clear()
         for number, position in positions.items():
             with contextlib.suppress(OSError):  # matplotlib closes its fonts in a fork
@@ -215,6 +218,8 @@ class HotPages:
     def __init__(self) -> None:
         self._madvise = ctypes.CDLL(None).madvise
         self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        # Without it (gVisor has none) nothing is learned, and so nothing copied ahead.
+        self._can_learn = os.path.exists("/proc/self/pagemap")
         self._runs: list[tuple[int, int]] = []
         self._to_copy: list[tuple[int, int]] = []
         self._cells = 0
@@ -227,7 +232,8 @@ class HotPages:
 
     @property
     def _is_lesson(self) -> bool:
-        return self._cells in LESSONS or self._cells % LESSON_INTERVAL == 0
+        is_due = self._cells in LESSONS or self._cells % LESSON_INTERVAL == 0
+        return self._can_learn and is_due
 
     def begin(self) -> None:
         """After a fork: all of it is to be copied, but where that would spoil a lesson."""
@@ -282,6 +288,11 @@ def fork() -> int:
         # It warns that other threads are lost: they are, and the receipt says so.
         warnings.simplefilter("ignore", DeprecationWarning)
         return plain_fork()
+
+
+def set_name(name: bytes) -> None:
+    """Of this process, which has one thread: gVisor has no writable ``/proc/self/comm``."""
+    prctl(PR_SET_NAME, name, 0, 0, 0)
 
 
 def write_about_self(name: str, value: bytes) -> None:
@@ -451,8 +462,19 @@ def is_over(pid: int) -> bool:
 def count_older_processes() -> int:
     """How many processes cells have left running, whoever they are children of by now."""
     kernel, this = os.getppid(), os.getpid()
-    pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
-    return sum(is_users(pid) for pid in pids - {1, kernel} if pid < this)
+    return sum(is_users(pid) for pid in all_pids() - {1, kernel} if pid < this)
+
+
+def all_pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+
+
+def parent_of(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(fields[1])
 
 
 def is_users(pid: int) -> bool:
@@ -464,6 +486,8 @@ def is_users(pid: int) -> bool:
 
 
 def children_of(pid: int) -> set[int]:
+    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):  # gVisor
+        return {child for child in all_pids() if parent_of(child) == pid}
     children: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended

@@ -41,10 +41,9 @@ class SandboxSpec(NamedTuple):
 class Sandbox(ABC):
     """One sandbox, from start to end. Called from the loop's thread only; nothing here blocks."""
 
-    @property
     @abstractmethod
-    def owner(self) -> tuple[int, int] | None:
-        """The (uid, gid) that must own what the sandbox connects to; ``None``: the wrapper's own."""
+    def give(self, path: Path) -> None:
+        """Let the sandbox use a file of the run directory, which has just been made."""
 
     @property
     @abstractmethod

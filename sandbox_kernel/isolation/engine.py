@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 # An engine that says nothing for so long is taken to be frozen.
 TIMEOUT_SECONDS: Final = 8.0
-_SYSTEM_SOCKETS: Final = ("/run/docker.sock", "/run/podman/podman.sock")
-_USER_SOCKETS: Final = ("docker.sock", "podman/podman.sock")
+UNIX: Final = "unix://"
+_SOCKETS: Final = ("docker.sock", "podman/podman.sock")
 _HINT: Final = (
     "Start Docker (`systemctl start docker`) or Podman (`systemctl --user start podman.socket`), or "
     "set DOCKER_HOST to its socket; `sandbox-kernel doctor` shows what was found."
 )
 
 
-def find_engines(environ: Mapping[str, str] = os.environ) -> list[str]:
+def find_engines(environ: Mapping[str, str] = os.environ, run: Path = Path("/run")) -> list[str]:
     """Addresses of engines, the first choice first; ``DOCKER_HOST`` is the only one if it is set."""
     if address := environ.get("DOCKER_HOST"):
         return [address]
-    places = [Path(place) for place in _SYSTEM_SOCKETS]
-    if runtime := environ.get("XDG_RUNTIME_DIR"):
-        places = [*(Path(runtime, name) for name in _USER_SOCKETS), *places]
-    return [f"unix://{place}" for place in places if place.is_socket()]
+    own = environ.get("XDG_RUNTIME_DIR")
+    directories = [Path(own), run] if own else [run]
+    places = [directory / name for directory in directories for name in _SOCKETS]
+    return [f"{UNIX}{place}" for place in places if os.path.lexists(place)]
 
 
 def first_engine() -> str:
@@ -44,8 +44,9 @@ def first_engine() -> str:
 
 def connect(address: str | None = None, timeout: float = TIMEOUT_SECONDS) -> APIClient:
     """A client of an engine that has just answered; raises ``SandboxUnavailable``."""
-    address = address or first_engine()
-    if not address.startswith("unix://"):
+    if address is None:
+        address = first_engine()
+    if not address.startswith(UNIX):
         what = (
             f"The container engine at {address} cannot be used: a sandbox is reached through sockets "
             "in a folder, so its engine must be on this machine."
@@ -56,18 +57,28 @@ def connect(address: str | None = None, timeout: float = TIMEOUT_SECONDS) -> API
     from docker.errors import DockerException
     from requests import RequestException
 
+    _knock(address, timeout)
     try:
-        _knock(Path(address.removeprefix("unix://")), timeout)
         return APIClient(base_url=address, version="auto", timeout=timeout)
-    except (DockerException, RequestException, OSError) as error:
+    except (DockerException, RequestException) as error:
         raise unreachable(address, error) from error
 
 
-def _knock(path: Path, timeout: float) -> None:
-    """Where nobody listens the client would leave its socket open."""
+def _knock(address: str, timeout: float) -> None:
+    """See that somebody listens, where the client would say less and leave its socket open."""
     with socket.socket(socket.AF_UNIX) as knocking:
         knocking.settimeout(timeout)
-        knocking.connect(str(path))
+        try:
+            knocking.connect(address.removeprefix(UNIX))
+        except PermissionError as error:
+            what = f"This user may not use the container engine at {address}."
+            hint = (
+                "Join its group (`usermod -aG docker $USER`, then log in again), which is as good "
+                "as being root; or use an engine of your own: `systemctl --user start podman.socket`."
+            )
+            raise SandboxUnavailable(what, hint=hint) from error
+        except OSError as error:
+            raise unreachable(address, error) from error
 
 
 def unreachable(address: str, error: Exception) -> SandboxUnavailable:

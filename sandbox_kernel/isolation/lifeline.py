@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 MAX_LINE_BYTES = 1024
@@ -20,13 +21,12 @@ class Lifeline:
 
     NAME = "lifeline"
 
-    def __init__(self, directory: Path, owner: tuple[int, int] | None) -> None:
+    def __init__(self, directory: Path, give: Callable[[Path], None]) -> None:
         self._path = directory / self.NAME
         self._listener: socket.socket | None = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
         self._path.chmod(0o600)
-        if owner is not None:
-            os.chown(self._path, *owner)
+        give(self._path)
         self._listener.listen(1)
         self._connection: socket.socket | None = None
         self._pending = b""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
@@ -48,7 +47,7 @@ class ProcessSandbox(Sandbox):
         self._spec = spec
         # Root's stand-in; the uid bubblewrap runs as.
         self._stand_in = stand_in_for_root() if os.geteuid() == 0 else None
-        self._view = view.plan_view(spec.working_directory, spec.secrets, _homes(), os.environ)
+        self._view = view.plan_view(spec.working_directory, spec.secrets, view.homes(), os.environ)
         self._notes = list(self._view.notes)
         # Where bwrap finds a visible path, if not at the path itself.
         self._sources: dict[Path, Path] = {}
@@ -56,9 +55,9 @@ class ProcessSandbox(Sandbox):
         self._cgroup: Cgroup | None = None
         self._exit_descriptor = -1
 
-    @property
-    def owner(self) -> tuple[int, int] | None:
-        return None if self._stand_in is None else (self._stand_in, self._stand_in)
+    def give(self, path: Path) -> None:
+        if self._stand_in is not None:
+            os.chown(path, self._stand_in, self._stand_in)
 
     @property
     def facts(self) -> SandboxFacts:
@@ -279,16 +278,6 @@ def find_bwrap(environment: Mapping[str, str] | None = None) -> str:
         if path.startswith("/") and os.access(path, os.X_OK):
             return path
     raise probe.bwrap_missing()
-
-
-def _homes() -> set[Path]:
-    """The user's home folder by both accounts; a container's user may have neither."""
-    homes = set()
-    if os.environ.get("HOME"):
-        homes.add(Path(os.environ["HOME"]))
-    with contextlib.suppress(KeyError):
-        homes.add(Path(pwd.getpwuid(os.getuid()).pw_dir))
-    return homes
 
 
 def stand_in_for_root(about: Path = _SELF) -> int:

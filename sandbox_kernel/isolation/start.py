@@ -45,7 +45,7 @@ def start_sandbox(
     for name in ("boot.py", "bridge.py", "checkpoint.py"):
         (directory / name).write_bytes((_INNER / name).read_bytes())
     _write_connection_file(directory, sandbox, key, session, argv)
-    lifeline = Lifeline(directory, sandbox.owner)
+    lifeline = Lifeline(directory, sandbox.give)
     try:
         sandbox.start(path)
     except BaseException:
@@ -75,5 +75,4 @@ def _write_connection_file(
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
     with os.fdopen(descriptor, "w") as file:
         json.dump(connection, file)
-    if sandbox.owner is not None:
-        os.chown(path, *sandbox.owner)
+    sandbox.give(path)

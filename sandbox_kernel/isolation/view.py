@@ -5,7 +5,9 @@ All of it read-only and nothing else. These functions only plan; ``process`` mou
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import site
 import stat
 import sys
@@ -79,7 +81,6 @@ def plan_view(
     some; both are known by every name that leads to them.
     """
     homes = _all_names(homes)
-    secrets = _all_names(secrets)
     notes: list[str] = []
     visible: list[Path] = []
     for path in _python_directories(environ):
@@ -87,13 +88,26 @@ def plan_view(
             notes.append(f"{path} is on the Python path but holds more than packages: not visible")
         elif path.exists():
             visible.append(path)
+    folder = plan_folder(working_directory, secrets, homes)
+    visible = _without_nested([*visible, *folder.read_only])
+    hidden = _hidden(_all_names(secrets), visible)
+    return View(tuple(visible), hidden, (*notes, *folder.notes))
+
+
+def plan_folder(working_directory: Path, secrets: Iterable[Path], homes: Collection[Path]) -> View:
+    """The part of it that is the notebook's folder: all of the host that a container sees."""
+    secrets = _all_names(secrets)
+    notes: list[str] = []
+    visible: list[Path] = []
     if any(working_directory.is_relative_to(secret) for secret in secrets):
         notes.append(f"the working directory {working_directory} holds the kernel's secrets: empty")
     else:
-        visible += _working_directory(working_directory, homes, notes)
-    visible = _without_nested(visible)
-    hidden = [path for path in secrets if any(path.is_relative_to(root) for root in visible)]
-    return View(tuple(visible), tuple(hidden), tuple(notes))
+        visible += _working_directory(working_directory, _all_names(homes), notes)
+    return View(tuple(visible), _hidden(secrets, visible), tuple(notes))
+
+
+def _hidden(secrets: Iterable[Path], visible: Collection[Path]) -> tuple[Path, ...]:
+    return tuple(path for path in secrets if any(path.is_relative_to(root) for root in visible))
 
 
 def _all_names(paths: Iterable[Path]) -> list[Path]:
@@ -150,6 +164,16 @@ def _is_private(path: Path, homes: Collection[Path]) -> bool:
     return bool(mode & stat.S_ISVTX) and bool(mode & stat.S_IWOTH)
 
 
+def homes(environ: Mapping[str, str] = os.environ) -> set[Path]:
+    """The user's home folder by both accounts; a container's user may have neither."""
+    found = set()
+    if environ.get("HOME"):
+        found.add(Path(environ["HOME"]))
+    with contextlib.suppress(KeyError):
+        found.add(Path(pwd.getpwuid(os.getuid()).pw_dir))
+    return found
+
+
 def _without_nested(paths: Iterable[Path]) -> list[Path]:
     kept: list[Path] = []
     for path in sorted(set(paths), key=lambda path: len(path.parts)):
@@ -161,11 +185,7 @@ def _without_nested(paths: Iterable[Path]) -> list[Path]:
 def plan_environment(environ: Mapping[str, str], visible: Iterable[Path]) -> dict[str, str]:
     """The sandbox's whole environment: an allow-list and a few values of our own."""
     roots = [Path("/usr"), *visible]
-    environment = {
-        name: value
-        for name, value in environ.items()
-        if name in ENVIRONMENT_ALLOWED or name.startswith("LC_")
-    }
+    environment = plan_image_environment(environ)
     python_path = [
         entry
         for entry in environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -179,8 +199,17 @@ def plan_environment(environ: Mapping[str, str], visible: Iterable[Path]) -> dic
         environment["PYTHONUSERBASE"] = site.getuserbase()
     if sys.prefix != sys.base_prefix:
         environment["VIRTUAL_ENV"] = sys.prefix
-    return environment | {
-        "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+    return environment | {"PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"}
+
+
+def plan_image_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of it that has nothing to do with where the host's Python is."""
+    allowed = {
+        name: value
+        for name, value in environ.items()
+        if name in ENVIRONMENT_ALLOWED or name.startswith("LC_")
+    }
+    return allowed | {
         "HOME": HOME,
         "USER": "sandbox",
         "LOGNAME": "sandbox",

@@ -57,9 +57,10 @@ class Cgroup:
     Readings answer ``None`` where the controller is missing, and after the end.
     """
 
-    def __init__(self, version: int, directories: dict[str, Path]) -> None:
+    def __init__(self, version: int, directories: dict[str, Path], *, made: bool = True) -> None:
         self.version = version
         self._directories = directories
+        self._made = made
         # Kept open: reading again from the start of a file is several times cheaper than by name.
         self._descriptors: dict[str, int] = {}
 
@@ -80,6 +81,19 @@ class Cgroup:
             if directories:
                 return cls(version, directories)
         return None
+
+    @classmethod
+    def of(cls, pid: int) -> Cgroup | None:
+        """The one that an engine has made for its container's first process; not ours to remove."""
+        try:
+            directories = _directories(Path(f"/proc/{pid}/cgroup"), _SELF / "mountinfo")
+        except OSError:  # it has ended
+            return None
+        found = {name: own for name, (_, own) in directories.items() if own.is_dir()}
+        if "" in found and (found[""] / "memory.stat").exists():
+            return cls(2, dict.fromkeys((_MEMORY, _CPU, _PIDS), found[""]), made=False)
+        v1 = {name: found[name] for name in (_MEMORY, _CPU, _PIDS) if name in found}
+        return cls(1, v1, made=False) if v1 else None
 
     @property
     def paths(self) -> set[Path]:
@@ -201,6 +215,8 @@ class Cgroup:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors = {}
+        if not self._made:
+            return
         deadline = time.monotonic() + _CLOSE_SECONDS
         for path in self.paths:
             while not _remove(path) and time.monotonic() < deadline:
@@ -224,12 +240,26 @@ def find_places(about: Path = _SELF) -> Iterator[tuple[int, dict[str, Path]]]:
 
     ``about`` has the files ``cgroup`` and ``mountinfo`` of this process.
     """
+    directories = _directories(about / "cgroup", about / "mountinfo")
+    if "" in directories and (parent := _parent_v2(*directories[""])) is not None:
+        controllers = [_MEMORY, _CPU, *([_PIDS] if _hands_on(parent, _PIDS) else [])]
+        yield 2, dict.fromkeys(controllers, parent)
+    found = {name: directories[name][1] for name in (_MEMORY, _CPU, _PIDS) if name in directories}
+    if found:
+        yield 1, found
+
+
+def _directories(cgroups: Path, mounts: Path) -> dict[str, tuple[Path, Path]]:
+    """For each controller where it is mounted, and the directory of the process in question.
+
+    The one without a name is that of version 2.
+    """
     own: dict[str, str] = {}
-    for line in _lines(about / "cgroup"):
+    for line in _lines(cgroups):
         _, names, path = line.split(":", 2)
         own.update(dict.fromkeys(names.split(","), path))
-    directories: dict[str, tuple[Path, Path]] = {}  # controller: (mount point, own directory)
-    for line in _lines(about / "mountinfo"):
+    directories: dict[str, tuple[Path, Path]] = {}
+    for line in _lines(mounts):
         before, _, after = line.partition(" - ")
         kind = after.partition(" ")[0]
         if kind not in ("cgroup", "cgroup2"):
@@ -241,12 +271,7 @@ def find_places(about: Path = _SELF) -> Iterator[tuple[int, dict[str, Path]]]:
             below = _below(root, own.get(controller))
             if below is not None:
                 directories.setdefault(controller, (Path(mount), Path(mount, below)))
-    if "" in directories and (parent := _parent_v2(*directories[""])) is not None:
-        controllers = [_MEMORY, _CPU, *([_PIDS] if _hands_on(parent, _PIDS) else [])]
-        yield 2, dict.fromkeys(controllers, parent)
-    found = {name: directories[name][1] for name in (_MEMORY, _CPU, _PIDS) if name in directories}
-    if found:
-        yield 1, found
+    return directories
 
 
 def _lines(path: Path) -> list[str]:

@@ -190,7 +190,9 @@ def find_leaders(root: int, pids: Iterable[int]) -> Leaders | None:
     statuses = {pid: status for pid in pids if (status := read_status(pid)) is not None}
     if root not in statuses:
         return None
-    outside = statuses[root].nesting
+    # As deep as this process itself: bwrap is, but not the first process of a container.
+    own = read_status(os.getpid())
+    outside = 1 if own is None else own.nesting
     supervisor = next(
         (pid for pid, s in statuses.items() if s.nesting > outside and s.inner_pid == 1), None
     )

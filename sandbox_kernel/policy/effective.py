@@ -15,6 +15,8 @@ def as_document(policy: Policy) -> dict[str, Any]:
         "isolation": {
             "prefer": list(policy.isolation.prefer),
             "require": policy.isolation.require,
+            "image": policy.isolation.image,
+            "runtime": policy.isolation.runtime,
         },
         "limits": {
             key: setting.show(getattr(policy.limits, setting.field))

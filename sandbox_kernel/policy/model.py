@@ -11,7 +11,7 @@ from sandbox_kernel.policy.units import COUNT, DURATION, SIZE, Kind, UnitError, 
 from sandbox_kernel.policy.verdict import Decision
 
 # Where only one word is left, it is the one that this build can enforce.
-Level = Literal["process"]
+Level = Literal["process", "container", "gvisor"]  # from weak to strong
 Network = Literal["none"]
 Mount = Literal["read-only"]
 Stdin = Literal["allow", "deny"]
@@ -142,6 +142,8 @@ class Isolation(NamedTuple):
 
     prefer: tuple[Level, ...]
     require: Level
+    image: str  # of containers: a flavour, a tag or an id, which may be pinned by its digest
+    runtime: str  # the engine's name for what runs containers at `gvisor`
 
 
 class Names(NamedTuple):

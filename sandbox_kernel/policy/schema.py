@@ -14,6 +14,7 @@ from sandbox_kernel.paths import policies_directory
 from sandbox_kernel.policy import model, rules
 from sandbox_kernel.policy.code_section import PARTS, Part, rules_of
 from sandbox_kernel.policy.model import LONGEST_NAME, Setting
+from sandbox_kernel.policy.sections import NAMES
 from sandbox_kernel.policy.units import COUNT
 from sandbox_kernel.policy.verdict import DECISIONS
 
@@ -32,6 +33,8 @@ def policy_schema() -> dict[str, Any]:
             {
                 "prefer": {"type": "array", "items": _word(get_args(model.Level)), "minItems": 1},
                 "require": _word(get_args(model.Level)),
+                "image": {"type": "string", "pattern": f"^({NAMES['image'].pattern})$"},
+                "runtime": {"type": "string", "pattern": f"^({NAMES['runtime'].pattern})$"},
             },
         ),
         "limits": _amounts("What one cell may use.", model.LIMITS),

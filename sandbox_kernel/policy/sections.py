@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, get_args
@@ -16,6 +17,15 @@ from sandbox_kernel.policy.units import UnitError, shown
 # From weak to strong; what this build has of them is in `model.Level`.
 _LEVELS: Final = ("restricted", "process", "container", "gvisor")
 _ABSENT: Final = ("outputs", "audit")
+# Of `isolation`: what an engine can have as the name of an image or a runtime.
+NAMES: Final = {
+    "image": re.compile(r"[a-z0-9][\w./:-]{0,200}(@sha256:[0-9a-f]{64})?", re.ASCII),
+    "runtime": re.compile(r"[A-Za-z][\w.-]{0,60}", re.ASCII),
+}
+_EXAMPLES: Final = {
+    "image": "`python`, a tag such as `team/analysis:3`, or one with its digest, `TAG@sha256:…`",
+    "runtime": "`runsc`, or another runtime by its name in the engine's configuration",
+}
 
 
 def absent_section(key: str) -> tuple[str, str] | None:
@@ -42,6 +52,13 @@ def _read_amounts(
 def _read_isolation(source: Source, section: str, node: Node) -> dict[str, Any]:
     read: dict[str, Any] = {}
     for key, value in read_items(source, node, section, model.Isolation._fields):
+        if key in NAMES:
+            word = read_word(source, key, value)
+            if not NAMES[key].fullmatch(word):
+                what = f"{section}.{key}: {shown(word)} is no name that an engine could have"
+                source.refuse(value.start_mark, what, f"Write {_EXAMPLES[key]}.")
+            read[key] = word
+            continue
         if key == "require":
             word = read_word(source, key, value)
             read[key] = _level(source, f"{section}.require", word, value)

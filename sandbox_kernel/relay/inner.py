@@ -6,7 +6,7 @@ connection), queues are short, and nothing read here is believed before ``router
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +30,7 @@ class InnerSockets:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         directory: Path,
-        owner: tuple[int, int] | None,
+        give: Callable[[Path], None],
         prefix: str = SOCKET_PREFIX,
     ) -> None:
         self.shell = context.socket(zmq.DEALER)
@@ -44,7 +44,7 @@ class InnerSockets:
         self._paths = [directory / f"{prefix}-{port}" for port in PORTS.values()]
         try:
             for channel, path in zip(PORTS, self._paths, strict=True):
-                self._bind(getattr(self, channel), path, owner)
+                self._bind(getattr(self, channel), path, give)
         except (zmq.ZMQError, OSError):
             self.close()
             raise
@@ -54,7 +54,7 @@ class InnerSockets:
         ]
 
     @staticmethod
-    def _bind(socket: zmq.Socket[bytes], path: Path, owner: tuple[int, int] | None) -> None:
+    def _bind(socket: zmq.Socket[bytes], path: Path, give: Callable[[Path], None]) -> None:
         socket.linger = 0
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
@@ -62,8 +62,7 @@ class InnerSockets:
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(f"ipc://{path}")
         path.chmod(0o600)
-        if owner is not None:
-            os.chown(path, *owner)
+        give(path)
 
     def take_nobody_else(self) -> None:
         """The inner kernel is connected: cells must find no socket to connect to.

@@ -17,6 +17,7 @@ from sandbox_kernel.isolation.lifeline import describe_wait_status
 from sandbox_kernel.isolation.start import SOCKET_PREFIX, StartedSandbox
 from sandbox_kernel.limits.ladder import Restored
 from sandbox_kernel.limits.meter import Meter
+from sandbox_kernel.limits.proc import TICKS_PER_SECOND, ticks_now
 from sandbox_kernel.log import log
 from sandbox_kernel.policy.model import Limits
 from sandbox_kernel.relay.inner import WRAPPER_IDENTITY, InnerSockets
@@ -35,6 +36,7 @@ SWEEP_SECONDS: Final = 1.0
 UNDO_SECONDS: Final = 8.0
 # Threads of the inner kernel, its checkpoints, the supervisor and bwrap.
 OWN_TASKS: Final = 64
+SAME_CLOCK_SECONDS: Final = 10
 CONSOLE_BYTES: Final = 16 * 1024
 CHECKPOINTS_KEPT: Final = 2
 
@@ -48,7 +50,8 @@ class Inner:
     def __init__(self, started: StartedSandbox, sockets: InnerSockets) -> None:
         self.started = started
         self.link = Link(sockets, Codec(Signer(started.key)))
-        self.meter = Meter(started.sandbox.root_pid, started.sandbox.cgroup)
+        # Nothing to measure before its first process has connected.
+        self.meter = Meter()
         self.console = b""
         self.generation = 1
         self.probe_id: str | None = None
@@ -59,6 +62,13 @@ class Inner:
         self.rolled_back: RolledBack | None = None
         self.swept: Callable[[], None] | None = None
         self.counted: Callable[[int], None] | None = None
+        # By how many ticks the host's clock is ahead of the one inside.
+        self.clock_ahead = 0
+
+    def set_clock(self, inner_ticks: int) -> None:
+        """A second kernel has a clock of its own (gVisor's); a shared one is just heard of late."""
+        ahead = ticks_now() - inner_ticks
+        self.clock_ahead = ahead if ahead > SAME_CLOCK_SECONDS * TICKS_PER_SECOND else 0
 
 
 class Serving(Protocol):
@@ -116,8 +126,6 @@ class Lifecycle:
         if sockets is None:
             return
         inner = self._inner = Inner(started, sockets)
-        inner.meter.memory_limit = self._limits.sandbox_memory_bytes
-        self._hold(started)
         lifeline = started.lifeline
         self._loop.watch(lifeline.descriptor, lambda: self._accept(inner))
         self._loop.watch(started.sandbox.console_descriptor, lambda: self._read_console(inner))
@@ -139,7 +147,7 @@ class Lifecycle:
 
     def _bind(self, started: StartedSandbox, prefix: str) -> InnerSockets | None:
         try:
-            return InnerSockets(self._context, started.directory, started.sandbox.owner, prefix)
+            return InnerSockets(self._context, started.directory, started.sandbox.give, prefix)
         except (zmq.ZMQError, OSError) as error:
             self._drop()
             started.close()
@@ -151,6 +159,10 @@ class Lifecycle:
         lifeline = inner.started.lifeline
         self._loop.forget(lifeline.descriptor)
         lifeline.accept()
+        sandbox = inner.started.sandbox
+        inner.meter = Meter(sandbox.root_pid, sandbox.cgroup)
+        inner.meter.memory_limit = self._limits.sandbox_memory_bytes
+        self._hold(inner.started)
         self._loop.watch(lifeline.descriptor, lambda: self._read_lifeline(inner))
 
     def _await_kernel(self, inner: Inner, seconds: float, late: Callable[[], None]) -> None:
@@ -238,6 +250,7 @@ class Lifecycle:
 
         inner.swept = swept
         timer = self._loop.call_later(SWEEP_SECONDS, late)
+        since_ticks -= inner.clock_ahead
         self._when_answering(inner, lambda: inner.started.lifeline.send("sweep", since_ticks))
 
     def _when_answering(self, inner: Inner, then: Callable[[], None]) -> None:
@@ -315,6 +328,8 @@ class Lifecycle:
                 case ["checkpoints", number] if number.isdecimal() and inner.counted is not None:
                     counted, inner.counted = inner.counted, None
                     counted(int(number))
+                case ["clock", ticks] if ticks.isdecimal():
+                    inner.set_clock(int(ticks))
                 case ["restored", label, *lost] if label.isdecimal():
                     inner.restored = Restored(int(label), in_words(lost))
                     self._serve_if_ready(inner)

@@ -13,12 +13,12 @@ from typing import Final
 
 from sandbox_kernel.isolation.checks.base import Check, Host, together
 from sandbox_kernel.isolation.checks.cgroups import check_cgroups
-from sandbox_kernel.isolation.checks.engine_access import find_engines
 from sandbox_kernel.isolation.checks.engines import check_engines
 from sandbox_kernel.isolation.checks.installation import check_installation
 from sandbox_kernel.isolation.checks.kernel import check_kernel
 from sandbox_kernel.isolation.checks.namespaces import check_namespaces
 from sandbox_kernel.isolation.checks.root import check_root
+from sandbox_kernel.isolation.engine import find_engines
 from sandbox_kernel.paths import state_home
 
 SUBJECTS: Final[Mapping[str, Callable[[Host], list[Check]]]] = {

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.isolation.checks.base import Check, Host, failed, together
-from sandbox_kernel.isolation.checks.engine_access import UNIX, connect
 from sandbox_kernel.isolation.checks.runtimes import Runtime, gvisor, runtimes
+from sandbox_kernel.isolation.engine import UNIX, connect
 
 ENGINE: Final = "engine"
 IMAGE: Final = "image"

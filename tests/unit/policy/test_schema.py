@@ -49,7 +49,7 @@ def test_it_accepts_what_is_shipped(name: str) -> None:
         "limits: {processes: 1.5}",
         "limits: {grace: none}",
         "limits: {wall: true}",
-        "isolation: {require: container}",
+        "isolation: {require: restricted}",
         "isolation: {prefer: []}",
         "network: allow",
         "workspace: {mount: read-write}",

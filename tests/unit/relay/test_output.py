@@ -89,7 +89,7 @@ class Stage:
 
     def new_kernel(self) -> Kernel:
         number = next(self._numbers)
-        sockets = InnerSockets(self._context, self._directory, None, prefix=f"k{number}")
+        sockets = InnerSockets(self._context, self._directory, lambda _: None, prefix=f"k{number}")
         link = Link(sockets, Codec(KEY), {})
         peer = self._context.socket(zmq.PUSH)
         peer.linger = 0
@@ -112,9 +112,18 @@ class Stage:
         while (left := end - time.monotonic()) > 0:
             self.loop.step(int(left * 1000) + 1)
 
-    def heard(self) -> list[str]:
-        """What the frontend has heard since the last time, with what had to pass for it."""
+    def expect(self, *texts: str) -> None:
+        """See that the frontend hears this and no more, with what has to pass for it."""
+        heard: list[str] = []
+        deadline = time.monotonic() + 10
         self.go_on()
+        while len(heard) < len(texts) and time.monotonic() < deadline:
+            self.go_on(0.02)
+            heard += self._listen()
+        self.go_on()
+        assert tuple(heard + self._listen()) == texts
+
+    def _listen(self) -> list[str]:
         texts = []
         while self._listener.poll(50):
             message = self._codec.read(self._listener.recv_multipart())
@@ -158,10 +167,10 @@ def test_what_comes_behind_a_cells_idle_waits_for_its_reply(stage: Stage) -> Non
     kernel.show("of the cell", cell)
     kernel.end(cell)
     kernel.show("later")
-    assert stage.heard() == ["of the cell"]
+    stage.expect("of the cell")
     cell.reply = cell.idle
     stage.output.open_gate(cell)
-    assert stage.heard() == ["later"]
+    stage.expect("later")
     assert cell.idle is not None
 
 
@@ -169,26 +178,26 @@ def test_a_reply_that_never_comes_is_not_waited_for_long(stage: Stage) -> None:
     kernel, cell = stage.new_kernel(), stage.cell()
     kernel.end(cell)
     kernel.show("later")
-    assert stage.heard() == []
+    stage.expect()
     stage.go_on(1.0)
-    assert stage.heard() == ["later"]
+    stage.expect("later")
 
 
 def test_a_kernel_does_not_wait_for_the_reply_of_the_one_before_it(stage: Stage) -> None:
     kernel, cell = stage.new_kernel(), stage.cell()
     kernel.end(cell)
-    assert stage.heard() == []
+    stage.expect()
     stage.new_kernel().show("of the next")
-    assert stage.heard() == ["of the next"]
+    stage.expect("of the next")
 
 
 def test_last_words_are_heard_though_a_reply_is_missing(stage: Stage) -> None:
     kernel, cell = stage.new_kernel(), stage.cell()
     kernel.end(cell)
     kernel.show("last words")
-    assert stage.heard() == []
+    stage.expect()
     stage.output.read_last_words()
-    assert stage.heard() == ["last words"]
+    stage.expect("last words")
 
 
 def test_what_carries_another_session_is_dropped_and_counted(stage: Stage) -> None:
@@ -196,5 +205,5 @@ def test_what_carries_another_session_is_dropped_and_counted(stage: Stage) -> No
     kernel.show("honest")
     stage.author.session = "another"
     kernel.show("forged")
-    assert stage.heard() == ["honest"]
+    stage.expect("honest")
     assert stage.reader.drops == {"foreign session": 1}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
-from sandbox_kernel.isolation.checks.engine_access import find_engines
 from sandbox_kernel.isolation.checks.engines import Engine, ask, check_engines, image
+from sandbox_kernel.isolation.engine import find_engines
 from tests.unit.isolation.checks.hosts import engine_at, listening, made_up
 
 DOCKER = {
@@ -58,16 +58,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # which there are
 
 
-def test_the_environment_comes_first_and_sockets_are_found(tmp_path: Path) -> None:
+def test_the_environment_decides_or_sockets_are_found_ones_own_first(tmp_path: Path) -> None:
     run, own = tmp_path / "run", tmp_path / "user"
     for path in (run / "docker.sock", own / "podman" / "podman.sock"):
         path.parent.mkdir(parents=True)
         path.touch()
     environ = {"DOCKER_HOST": "unix:///elsewhere", "XDG_RUNTIME_DIR": str(own)}
+    assert find_engines(environ, run) == ["unix:///elsewhere"]
+    del environ["DOCKER_HOST"]
     assert find_engines(environ, run) == [
-        "unix:///elsewhere",
-        f"unix://{run}/docker.sock",
         f"unix://{own}/podman/podman.sock",
+        f"unix://{run}/docker.sock",
     ]
     assert find_engines({}, tmp_path) == []
 
