@@ -139,6 +139,8 @@ class BridgeOutStream(OutStream):
     # What the running cell may still print, and one character more, so that the wrapper sees that
     # it goes on. The wrapper stops it; this keeps the rest from filling the sandbox's memory.
     _allowance: ClassVar[int] = 0
+    # Whether the IOPub thread is about to send what was in the buffers.
+    _flushing = False
 
     @classmethod
     def allow(cls, characters: int | None) -> None:
@@ -159,8 +161,16 @@ class BridgeOutStream(OutStream):
         # ipykernel flushes six times a cell, and each waits for a round through the IOPub thread. It
         # need not: what comes next goes the same way. A user who flushes may be about to end.
         by_kernel = sys._getframe(1).f_globals.get("__name__", "").startswith("ipykernel.")
-        if self._buffers or (self.pub_thread._events and not by_kernel):
+        if self._buffers or self._flushing or (self.pub_thread._events and not by_kernel):
             super().flush()
+
+    def _flush(self) -> None:
+        # What it sends stands in the queue bit by bit: an idle that came in between would overtake it.
+        self._flushing = True
+        try:
+            super()._flush()
+        finally:
+            self._flushing = False
 
     def _flush_buffers(self) -> Iterator[tuple[dict[str, Any], str]]:
         for parent, text in super()._flush_buffers():
@@ -175,7 +185,7 @@ class BridgeOutStream(OutStream):
         # A thread that is not here may have held the one, and was to send the other.
         self._buffer_lock = threading.RLock()
         self._buffers: defaultdict[Any, StringIO] = defaultdict(StringIO)
-        self._flush_pending = self._subprocess_flush_pending = False
+        self._flush_pending = self._subprocess_flush_pending = self._flushing = False
         if self._should_watch:
             # The pipe is the same, as cells may have made copies of its end. What the process
             # before this one has written last is not this one's.

@@ -229,7 +229,7 @@ def test_a_flood_is_capped_and_told_and_costs_nothing_else(
     kernel: Kernel, name: str, limits: dict[str, Any]
 ) -> None:
     outcome, seen = flood(kernel, limits, FLOODS[name].code)
-    assert outcome.ename in FLOODS[name].errors
+    assert outcome.ename in FLOODS[name].errors, outcome.receipt
     expect_capped(outcome, seen)
     if outcome.ename == "CellOutputExceeded":
         expect_told(outcome)

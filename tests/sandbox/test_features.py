@@ -192,3 +192,12 @@ def test_the_tour_notebook_runs_in_batch(monkeypatch: pytest.MonkeyPatch) -> Non
         assert shows in shown
     assert "Undone" in shown
     assert all(output.output_type != "error" for output in outputs["tour-03"])
+
+
+def test_nothing_that_a_cell_prints_comes_after_its_idle(kernel: Kernel) -> None:
+    """Its end may fall into the moment at which ipykernel sends, every 0.2 s, what was printed."""
+    kernel.run("import time")
+    for number in range(24):
+        wait = 0.194 + number / 2000
+        outcome = kernel.run(f"print('x' * (3 << 20)); time.sleep({wait})")
+        assert len(outcome.text()) == (3 << 20) + 1, f"after {wait} s"
