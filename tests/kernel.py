@@ -141,7 +141,7 @@ class Kernel:
         return min(
             (inner, pid)
             for pid, inner in self.sandboxed_pids().items()
-            if inner != 1 and name_of(pid) != "checkpoint"
+            if inner != 1 and name_of(pid) not in ("checkpoint", None)
         )[1]
 
     def cell_pids(self) -> set[int]:

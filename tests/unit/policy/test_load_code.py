@@ -77,12 +77,18 @@ def test_what_is_shown_as_effective_reads_back_as_the_same_policy(user: Path, na
 @pytest.mark.parametrize(
     ("text", "line", "word", "hint"),
     [
-        ("isolation:\n  require: container", 2, "this build has no level 'container'", "process"),
-        ("isolation:\n  require: gvisor", 2, "this build has no level 'gvisor'", "process"),
+        ("isolation:\n  require: restricted", 2, "this build has no level 'restricted'", "process"),
+        ("isolation:\n  image: Up/Per", 2, "no name that an engine could have", "python"),
+        ("isolation:\n  runtime: 1x", 2, "no name that an engine could have", "runsc"),
         ("isolation:\n  require: restricted", 2, "no level 'restricted'", "process"),
         ("isolation:\n  require: none", 2, "'none' is not a level", "container"),
         ("isolation:\n  require: proces", 2, "'proces'", "'process'"),
-        ("isolation:\n  prefer:\n  - gvisor\n  - process", 3, "no level 'gvisor'", "process"),
+        (
+            "isolation:\n  prefer:\n  - restricted\n  - process",
+            3,
+            "no level 'restricted'",
+            "process",
+        ),
         ("isolation:\n  prefer: process", 2, "isolation.prefer is not a list", "["),
         ("isolation:\n  prefer: []", 2, "isolation.prefer is empty", "process"),
         ("isolation:\n  prefer: [process, process]", 2, "twice", "Remove"),

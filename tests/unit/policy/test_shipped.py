@@ -34,7 +34,7 @@ def test_default_is_what_the_documentation_says() -> None:
     assert policy == Policy(
         name="default",
         sha256=policy.sha256,
-        isolation=Isolation(("process",), "process"),
+        isolation=Isolation(("process",), "process", "python", "runsc"),
         limits=Limits(600, 600, 2 * GIB, 4 * GIB, 256, GIB, 32 * MIB, 4 * MIB, 10_000, 2),
         budget=Budget(None, None),
         network="none",
