@@ -1,0 +1,304 @@
+"""`sandbox-kernel audit`: read, verify and keep the log of what cells did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sandbox_kernel.errors import AuditUnavailable, PolicyError
+from sandbox_kernel.words import duration
+
+if TYPE_CHECKING:
+    from sandbox_kernel.audit.query import CellDetail, CellEntry
+
+VERDICTS: Final = ("allow", "warn", "ask", "approved", "deny", "none")
+OUTCOMES: Final = (
+    *("ok", "error", "denied", "timeout", "cpu", "memory", "output"),
+    *("interrupted", "aborted", "lost"),
+)
+_AGO: Final = re.compile(r"([0-9]{1,6})(min|h|d|w)")
+_UNITS: Final = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_CODE_CHARACTERS: Final = 40
+# Of an audit id: its time, to a quarter of a microsecond. `show` takes the beginning of one.
+ID_CHARACTERS: Final = 18
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.run(options))
+    except (AuditUnavailable, PolicyError) as error:
+        print(f"sandbox-kernel audit: {printable_lines(str(error))}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Who reads has enough: `… | head`. Python must not say so again when it ends.
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    from sandbox_kernel.cli import audit_keep, audit_stats
+
+    parser = argparse.ArgumentParser(
+        prog="sandbox-kernel audit",
+        description="The log of what cells did, below SANDBOX_KERNEL_HOME.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Any, summary: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=summary, description=summary)
+        found.set_defaults(run=run)
+        found.add_argument(
+            "--log", type=Path, metavar="FILE", help="another log, such as an archive"
+        )
+        return found
+
+    listing = command(
+        "list", _list, "the newest cells: when, who, what was decided, how they ended"
+    )
+    _add_json(listing)
+    listing.add_argument("--since", type=moment, metavar="WHEN", help="2026-01-31, or 2h, 7d ago")
+    listing.add_argument("--kernel", metavar="ID", help="of one kernel, by its session id")
+    listing.add_argument("--verdict", choices=VERDICTS, help="what was decided")
+    listing.add_argument("--outcome", choices=OUTCOMES, help="how it ended")
+    listing.add_argument("--user", help="of one user")
+    listing.add_argument(
+        "--limit", type=int, default=50, metavar="N", help="the newest N (default 50); 0 is all"
+    )
+    show = command(
+        "show", _show, "one cell: code, findings, receipt, all its records, its neighbours"
+    )
+    _add_json(show)
+    show.add_argument("id", metavar="ID", help="its audit id, or the beginning of it")
+    show.add_argument(
+        "--code",
+        type=Path,
+        metavar="FILE",
+        help="say whether this is what ran; exits with 1 if not",
+    )
+    audit_stats.add_commands(command)
+    audit_keep.add_commands(command)
+    return parser
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def log_path(options: argparse.Namespace) -> Path:
+    """The log that is meant."""
+    from sandbox_kernel.audit.table import LOG_NAME, audit_directory
+    from sandbox_kernel.paths import state_home
+
+    chosen: Path | None = options.log
+    return audit_directory(state_home()) / LOG_NAME if chosen is None else chosen.absolute()
+
+
+def moment(text: str) -> int:
+    """A time in microseconds: a date, a date with a time (UTC unless it says otherwise), or an age."""
+    if match := _AGO.fullmatch(text):
+        when = datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
+    else:
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError as error:
+            msg = f"{text!r} is neither a date such as 2026-01-31 nor an age such as 30min, 2h, 7d"
+            raise argparse.ArgumentTypeError(msg) from error
+        when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return int(when.timestamp() * 1e6)
+
+
+# list ------------------------------------------------------------------------------------------
+
+
+def _list(options: argparse.Namespace) -> int:
+    from sandbox_kernel.audit.query import AuditReader, Wanted
+
+    wanted = Wanted(
+        since_us=options.since,
+        kernel=options.kernel,
+        verdict=options.verdict,
+        outcome=options.outcome,
+        user=options.user,
+        limit=options.limit or None,
+    )
+    with AuditReader(log_path(options)) as reader:
+        entries = reader.cells(wanted)
+    if options.json:
+        print(json.dumps([entry.to_json() for entry in entries]))
+        return 0
+    table = narrow_table("time (UTC)", "id", "user", "verdict", "outcome", "took")
+    table.add_column("code")
+    for entry in entries:
+        table.add_row(*_row(entry))
+    show_rich(table)
+    return 0
+
+
+def _row(entry: CellEntry) -> list[Any]:
+    from rich.text import Text
+
+    from sandbox_kernel.policy.violation import printable
+
+    ran = entry.outcome not in (None, "denied", "aborted")
+    return [
+        in_words(entry.time_us)[len("2026-") :],
+        Text(printable(entry.id[:ID_CHARACTERS])),
+        Text(printable(entry.user)),
+        coloured(entry.verdict),
+        coloured(entry.outcome or "no end"),
+        duration(entry.wall_seconds) if ran else "",
+        Text(_in_short(entry), no_wrap=True, overflow="ellipsis"),
+    ]
+
+
+def _in_short(entry: CellEntry) -> str:
+    from sandbox_kernel.policy.violation import printable
+
+    if entry.code is None:
+        return "(hash)" if entry.readable else "(unreadable)"
+    line = " ".join(entry.code[: 4 * _CODE_CHARACTERS].split())
+    cut = line if len(line) <= _CODE_CHARACTERS else f"{line[: _CODE_CHARACTERS - 1]}…"
+    return printable(cut)
+
+
+# show ------------------------------------------------------------------------------------------
+
+
+def _show(options: argparse.Namespace) -> int:
+    from sandbox_kernel.audit.query import AuditReader
+
+    with AuditReader(log_path(options)) as reader:
+        detail = reader.show(options.id)
+    if options.code is not None:
+        return _prove(detail, log_path(options).parent, options.code)
+    if options.json:
+        print(json.dumps(detail.to_json()))
+    else:
+        _print_detail(detail)
+    return 0
+
+
+def _prove(detail: CellDetail, directory: Path, file: Path) -> int:
+    """Also where secrets were taken out of what is stored: its keyed hash is of what ran."""
+    from sandbox_kernel.audit.chain import Keyed, read_key
+    from sandbox_kernel.audit.proof import is_code_of
+    from sandbox_kernel.audit.records import said_in
+
+    intent = next(record for record in detail.records if record.kind == "intent")
+    try:
+        text, key = file.read_bytes().decode(), read_key(directory)
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"The code cannot be compared: {error}."
+        raise AuditUnavailable(
+            what, hint="Give a file of text; the key lies beside the log."
+        ) from error
+    same = is_code_of(said_in(intent.body), text, Keyed(key))
+    print(f"{'✔' if same else '✘'} {file} is {'' if same else 'not '}what this cell was to run.")
+    return 0 if same else 1
+
+
+def _print_detail(detail: CellDetail) -> None:
+    from rich.syntax import Syntax
+    from rich.table import Table
+    from rich.text import Text
+
+    from sandbox_kernel.policy.violation import printable
+
+    entry = detail.entry
+    facts = Table(
+        title=Text(f"cell {printable(entry.id)}"), title_justify="left", show_header=False
+    )
+    for name, value in (
+        ("when", f"{in_words(entry.time_us)} UTC"),
+        ("who", entry.user),
+        ("kernel", entry.kernel),
+        ("policy", entry.policy),
+        ("verdict", entry.verdict),
+        ("outcome", entry.outcome or "no end was recorded"),
+        ("before it", "–" if detail.before is None else _beside(detail.before)),
+        ("after it", "–" if detail.after is None else _beside(detail.after)),
+    ):
+        facts.add_row(name, Text(printable(value)))
+    show_rich(facts)
+    if not entry.readable:
+        show_rich(
+            Text("What is stored of the code is not readable: see `sandbox-kernel audit verify`.")
+        )
+    elif entry.code is None:
+        show_rich(Text("The policy keeps a hash of the code only."))
+    else:
+        code = printable_lines(entry.code.expandtabs())
+        show_rich(Syntax(code, "python", line_numbers=True, word_wrap=True))
+    for finding in detail.findings:
+        rule, line, about = (finding.get(key, "") for key in ("rule", "line", "about"))
+        said = f"{finding.get('decision', '')}: {rule} in line {line}, {about}"
+        show_rich(Text(printable(said)))
+    records = Table(title="records", title_justify="left")
+    for name in ("record", "time (UTC)", "kind", ""):
+        records.add_column(name, no_wrap=True)
+    records.add_column("says", overflow="fold")
+    for record in detail.records:
+        said = printable(record.body.decode("utf-8", "replace"))
+        records.add_row(
+            str(record.seq),
+            in_words(record.time_us),
+            *(Text(printable(each)) for each in (record.kind, record.word)),
+            Text(said),
+        )
+    show_rich(records)
+    if detail.receipt:
+        show_rich(Syntax(json.dumps(detail.receipt, indent=1), "json", word_wrap=True))
+
+
+def _beside(entry: CellEntry) -> str:
+    return f"{entry.id}: {_in_short(entry)}"
+
+
+# words -----------------------------------------------------------------------------------------
+
+
+def in_words(time_us: int) -> str:
+    try:
+        return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return f"{time_us} µs"  # no time that a writer has stored
+
+
+def printable_lines(text: str) -> str:
+    """Nothing that a terminal would take for a command of its own, in any line."""
+    from sandbox_kernel.policy.violation import printable
+
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def coloured(word: str) -> Any:
+    from rich.text import Text
+
+    from sandbox_kernel.policy.violation import printable
+
+    colours = {"allow": "green", "ok": "green", "warn": "yellow", "deny": "red", "denied": "red"}
+    return Text(printable(word), colours.get(word, ""))
+
+
+def narrow_table(*names: str) -> Any:
+    """A table without lines between columns, none of which is ever cut."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def show_rich(what: Any) -> None:
+    from rich.console import Console
+
+    Console(force_jupyter=False).print(what)
