@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sandbox_kernel.cli.policy_check import CannotRead, field, judge_cells, lines, shown_path
 from sandbox_kernel.policy.model import Policy
+from sandbox_kernel.policy.source import FAILED, TOO_LONG
 from sandbox_kernel.policy.verdict import Verdict
 
 UNREADABLE: Final = "cell.unreadable"
@@ -48,7 +49,8 @@ def check_corpus(path: Path, policy: Policy, *, as_json: bool) -> int:
 def measure_corpus(path: Path, policy: Policy) -> dict[str, Any]:
     """How many cells and notebooks the policy denies, and in how many cells each rule does.
 
-    Cells that nothing can read are counted apart: they would not run anywhere.
+    Cells that no Python can read are counted apart: they would not run anywhere. What is valid and was
+    not read in time, or made the check fail, is a denial like any other.
     """
     figures: Counter[str] = Counter()
     by_rule: Counter[str] = Counter()
@@ -58,9 +60,10 @@ def measure_corpus(path: Path, policy: Policy) -> dict[str, Any]:
         for cell in judge_cells(policy.code, texts):
             figures["cells"] += 1
             denying = _denying(cell.verdict)
-            if UNREADABLE in denying:
+            if UNREADABLE in denying and not _is_valid(cell.verdict):
                 figures["unparseable_cells"] += 1
             else:
+                figures["not_read_in_time_cells"] += _says(cell.verdict, TOO_LONG)
                 figures[f"{cell.verdict.decision}_cells"] += 1
                 figures["denied_cells"] += bool(denying)
                 by_rule.update(denying)
@@ -71,6 +74,7 @@ def measure_corpus(path: Path, policy: Policy) -> dict[str, Any]:
         "notebooks": figures["notebooks"],
         "denied_cells": figures["denied_cells"],
         "denied_notebooks": figures["denied_notebooks"],
+        "not_read_in_time_cells": figures["not_read_in_time_cells"],
         "unparseable_cells": figures["unparseable_cells"],
         "asked_cells": figures["ask_cells"],
         "warned_cells": figures["warn_cells"],
@@ -80,6 +84,15 @@ def measure_corpus(path: Path, policy: Policy) -> dict[str, Any]:
 
 def _denying(verdict: Verdict) -> set[str]:
     return {finding.rule for finding in verdict.findings if finding.decision == "deny"}
+
+
+def _is_valid(verdict: Verdict) -> bool:
+    """Whether the check gave up on a cell that Python may well run."""
+    return _says(verdict, TOO_LONG) or _says(verdict, FAILED)
+
+
+def _says(verdict: Verdict, reason: str) -> bool:
+    return any(found.rule == UNREADABLE and found.about == reason for found in verdict.findings)
 
 
 def _notebooks(path: Path) -> Iterator[list[str]]:

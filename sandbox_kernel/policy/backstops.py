@@ -50,7 +50,7 @@ CONTROLS: Final = {
             "processes",
             "The sandbox has a pid namespace of its own: processes of the host can be neither seen nor "
             "signalled, and all of its own end with it.",
-            ("isolation/process.py", "inner/boot.py", "isolation/lifeline.py"),
+            ("isolation/process.py", "inner/supervisor.py", "isolation/lifeline.py"),
         ),
         Control(
             "separate_process",
@@ -67,7 +67,7 @@ CONTROLS: Final = {
             "no_privileges",
             "The sandbox's user is root nowhere, has no capabilities and can gain none; started by "
             "root, it is a user whom nothing on the host belongs to.",
-            ("isolation/process.py", "isolation/descent.py", "inner/boot.py"),
+            ("isolation/process.py", "isolation/descent.py", "inner/supervisor.py"),
         ),
         Control(
             "limits",

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from sandbox_kernel.policy.code_section import PARTS, rules_of
-from sandbox_kernel.policy.model import BUDGET, LIMITS, MAX_SIZE, NAME_RULES, Code, Names, Policy
+from sandbox_kernel.policy.model import (
+    ANCHOR_EVERY,
+    BUDGET,
+    LIMITS,
+    MAX_SIZE,
+    NAME_RULES,
+    SANDBOX_LIMITS,
+    Code,
+    Names,
+    Policy,
+)
 from sandbox_kernel.policy.verdict import DECISIONS
 
 
@@ -20,7 +30,7 @@ def as_document(policy: Policy) -> dict[str, Any]:
         },
         "limits": {
             key: setting.show(getattr(policy.limits, setting.field))
-            for key, setting in LIMITS.items()
+            for key, setting in (LIMITS | SANDBOX_LIMITS).items()
         },
         "budget": {
             key: setting.show(getattr(policy.budget, setting.field))
@@ -30,7 +40,18 @@ def as_document(policy: Policy) -> dict[str, Any]:
         "workspace": {"mount": policy.workspace},
         "environment": {"pass": list(policy.environment)},
         "code": _code(policy.code),
+        "outputs": policy.outputs,
         "stdin": policy.stdin,
+        "audit": {
+            "enabled": str(policy.audit.enabled).lower(),
+            "required": str(policy.audit.required).lower(),
+            "code": policy.audit.code,
+            "durability": policy.audit.durability,
+            "redact": list(policy.audit.redact),
+            "anchor": policy.audit.anchor,
+            "anchor_every": ANCHOR_EVERY.show(policy.audit.anchor_seconds),
+            "mirror": policy.audit.mirror,
+        },
         "checkpoint": policy.checkpoint,
         "annotate": policy.annotate,
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from sandbox_kernel.errors import PolicyError
-from sandbox_kernel.paths import policies_directory
+from sandbox_kernel.paths import policy_directories
 from sandbox_kernel.policy.model import suggestion
 from sandbox_kernel.policy.units import shown
 
@@ -73,10 +73,7 @@ def policy_names() -> list[str]:
 
 
 def directories() -> list[Path]:
-    """The system's, the shipped one, the user's. Never anything below the current directory."""
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    own = [Path(home, "sandbox-kernel", "policies")] if home.startswith("/") else []
-    return [SYSTEM_DIRECTORY, policies_directory(), *own]
+    return policy_directories(SYSTEM_DIRECTORY)
 
 
 def exists(path: Path, noun: str = "policy") -> bool:

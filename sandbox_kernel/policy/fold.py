@@ -81,6 +81,8 @@ def binary(kind: type[ast.operator], left: Any, right: Any) -> Any:
     try:
         if kind is ast.Mult:
             return bounded(left * right) if _fits(left, right) else UNKNOWN
+        if kind is ast.Div and isinstance(left, str) and isinstance(right, str):
+            return bounded(f"{left}/{right}")  # of a path; two texts cannot be divided
         if kind is ast.Mod:
             return _percent(left, right)
         if kind in _OPERATORS:

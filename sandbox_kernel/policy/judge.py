@@ -7,8 +7,10 @@ killed when its time is over; what was not read in time is denied.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import re
 import select
 import signal
 import sys
@@ -22,8 +24,9 @@ from typing import Final, NamedTuple
 from sandbox_kernel.policy import python
 from sandbox_kernel.policy.model import Code
 from sandbox_kernel.policy.python_memory import Memory
+from sandbox_kernel.policy.python_nodes import Nodes
 from sandbox_kernel.policy.rules import rule
-from sandbox_kernel.policy.source import TOO_LONG, Source, Unreadable, read_cell
+from sandbox_kernel.policy.source import FAILED, TOO_LONG, Source, Unreadable, read_cell
 from sandbox_kernel.policy.verdict import (
     DECISIONS,
     Embedded,
@@ -45,7 +48,7 @@ MAX_DEPTH: Final = 8
 MAX_TEXTS: Final = 200
 MAX_FINDINGS: Final = 50
 ALLOWED: Final = Verdict("allow")
-FAILED: Final = "makes the check fail"
+NEWER: Final = "is no Python that the check knows, and the kernel's Python is newer"
 
 
 class Text(NamedTuple):
@@ -91,6 +94,15 @@ class Judge:
         self._code = code
         self._memory = Memory()
         self._allows_everything = allows_everything(code)
+        self._inner_is_newer = False
+        self._trees: list[Nodes] = []
+
+    def know_inner_python(self, version: object) -> None:
+        """Which Python runs the cells, such as ``3.13.1``; until it is told, the one that runs this."""
+        numbers = re.match(r"(\d{1,4})\.(\d{1,4})", version) if isinstance(version, str) else None
+        # What does not say its version may be newer.
+        inner = (int(numbers[1]), int(numbers[2])) if numbers else (sys.maxsize, 0)
+        self._inner_is_newer = inner > sys.version_info[:2]
 
     def judge(self, text: str, expressions: Iterable[str] = ()) -> Verdict:
         """The policy's word on a cell and the expressions that are evaluated behind it.
@@ -109,23 +121,36 @@ class Judge:
         self._read_all([text, *expressions])
         self._memory.commit()
 
+    def tidy(self) -> None:
+        """Free what was built for the last cell, once nobody waits for it any more."""
+        self._trees.clear()
+
     # -- reading -----------------------------------------------------------------------------------
 
     def _read_all(self, texts: list[str]) -> Verdict:
         self._memory.begin()
-        size_bytes = sum(len(each.encode("utf-8", "surrogatepass")) for each in texts)
+        self.tidy()
+        size_bytes = sum(
+            len(each) if each.isascii() else len(each.encode("utf-8", "surrogatepass"))
+            for each in texts
+        )
         if size_bytes > self._code.max_bytes:
             return self._decide([Hit("cell.too_large", "", 1, 0)])
         return self._read(texts) if size_bytes <= LARGE_BYTES else self._read_apart(texts)
 
     def _read(self, texts: list[str]) -> Verdict:
         deadline = time.thread_time() + SECONDS
+        collects = gc.isenabled()
+        gc.disable()  # a syntax tree has thousands of objects and no cycles to be found among them
         try:
             return self._decide(hit for text in texts for hit in self._hits(text, deadline))
         except Exception:
             # A fault of the check itself: the wrapper's log has it, and the cell does not run.
             traceback.print_exc()
             return self._decide([Hit("cell.unreadable", FAILED, 1, 0)])
+        finally:
+            if collects:
+                gc.enable()
 
     def _read_apart(self, texts: list[str]) -> Verdict:
         """The same in a fork, which has all that it needs in memory."""
@@ -158,7 +183,7 @@ class Judge:
         if not answer:
             return self._decide([Hit("cell.unreadable", TOO_LONG, 1, 0)])
         verdict, proposed = pickle.loads(answer)  # of our own making
-        self._memory.propose(proposed)
+        self._memory.propose(*proposed)
         assert isinstance(verdict, Verdict)
         return verdict
 
@@ -183,9 +208,12 @@ class Judge:
                     else:
                         waiting.append(Text(*item, text.depth + 1))
             except Unreadable as error:
-                # Python itself says what is wrong with it, and runs nothing of it.
+                # Python itself says what is wrong with it, and runs nothing of it: unless that
+                # Python knows a grammar that this one does not.
                 if not error.is_syntax_error:
                     yield Hit("cell.unreadable", error.reason, text.line, text.column)
+                elif self._inner_is_newer:
+                    yield Hit("cell.unreadable", NEWER, text.line, text.column)
 
     def _items(self, text: Text, places: Places, deadline: float) -> Iterator[Hit | Embedded]:
         """What is in a text, with places in the cell."""
@@ -204,9 +232,11 @@ class Judge:
         self, text: Text, places: Places, deadline: float
     ) -> Iterator[Hit | Embedded]:
         for source in self._readings(text, deadline):
-            for item in python.examine(source.code, self._memory, deadline):
-                line, column = places.find(*source.locate(item.line, item.column))
-                moved = item._replace(line=line, column=column)
+            for item in python.examine(source.code, self._memory, deadline, self._trees):
+                place = places.find(*source.locate(item.line, item.column))
+                moved = item
+                if place != (item.line, item.column):
+                    moved = item._replace(line=place[0], column=place[1])
                 if isinstance(moved, Magic):
                     from sandbox_kernel.policy import magics
 

@@ -1,7 +1,7 @@
 """What an IPython magic does: the text that it carries on to a shell, to Python or to the page.
 
-Every magic is reported by its name. Its arguments may hold values of Python variables, as ``{name}``
-and ``$name``, which IPython puts in before the magic sees them.
+Every magic is reported by its name. Its arguments may hold Python, as ``{expression}`` and ``$name``,
+whose values IPython puts in before the magic sees them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from sandbox_kernel.policy import shell_paths
+from sandbox_kernel.policy.expansion import expressions
 from sandbox_kernel.policy.shell_words import name_set
 from sandbox_kernel.policy.verdict import Embedded, Hit, Language, Magic, Rule
 
@@ -19,6 +20,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("magic", "low", "it uses an IPython magic that the policy does not simply allow", "Write the same in plain Python, or have the operator list this magic", "separate_process"),
     Rule("magic.shell", "low", "it hands text to a shell", "Use Python where it can do the same", "host_files"),
     Rule("magic.alias", "medium", "it gives a command or a magic another name", "Use the plain name", "separate_process"),
+    Rule("magic.autocall", "medium", "it has IPython make calls and commands of later lines that are none by their looks", "Write calls with brackets, and commands with !", "separate_process"),
     Rule("magic.other_language", "medium", "it runs code in a language that is not checked", "Write it in Python", "host_files"),
     Rule("magic.html", "low", "it puts markup into the page of the notebook", "Show text, a table or a plot", None),
     Rule("magic.run_file", "medium", "it runs a file that is not checked", "Import it, or paste it into a cell", "separate_process"),
@@ -41,7 +43,26 @@ RULES: Final[tuple[Rule, ...]] = (
 _Items = Iterator[Hit | Embedded]
 _SHELLS: Final = name_set("bash sh zsh dash ksh ash fish shell")
 _PYTHONS: Final = re.compile(r"(i?python|pypy)[\d.]*")
-_VALUE_OPTIONS: Final = name_set("--out --err --proc -n -r -p -s -l -T -D -f -m -b -c -o")
+# The options of each magic that take a value; all others stand alone.
+_VALUE_OPTIONS: Final = {
+    "debug": name_set("-b --breakpoint"),
+    "lprun": name_set("-f -m -D -T -u"),
+    "memit": name_set("-r -t -i"),
+    "mprun": name_set("-f -T"),
+    "prun": name_set("-D -l -s -T"),
+    "px": name_set("-t -g -o -e --targets --group-outputs --out --err"),
+    "run": name_set("-N -b -D -l -s -T -m"),
+    "timeit": name_set("-n -r -p -v"),
+}
+# Of the magics that run a program, anywhere in the line and shortened as one likes.
+_SCRIPT_OPTION: Final = re.compile(
+    r"(?<!\S)--(?:(?:o(?:ut?)?|e(?:rr?)?|p(?:r(?:oc?)?)?)(?:=\S*|\s+\S+|$)|(?:bg?|n[a-z-]*)(?!\S))\s*"
+)
+_SHELL_SETTING: Final = re.compile(r"-[euvx]+o?|pipefail")
+_NO_RAISE: Final = re.compile(r"\s*--n[a-z-]*(?!\S)\s*")
+# Their arguments reach them as they are.
+_NOT_EXPANDED: Final = name_set("time timeit prun debug")
+_BODY_EXPANDED: Final = name_set("! !! sx system")
 _HOOKS: Final = re.compile(
     r"(LD_(PRELOAD|AUDIT)|DYLD_\w+|BASH_ENV|PYTHON(STARTUP|HOME|INSPECT)|PROMPT_COMMAND|PATH)\b"
 )
@@ -68,9 +89,10 @@ def examine(magic: Magic) -> list[Hit | Embedded]:
     """The name, the rules that it breaks, and the texts that it carries."""
     items: list[Hit | Embedded] = [Hit("magic", magic.name, magic.line, magic.column)]
     items += _KINDS.get(magic.name, _unknown)(magic)
+    items += _evaluated(magic)
     for word in re.split(r"[\s=\"']+", magic.arguments[:4096]):
         rule = shell_paths.sensitive(word) if word else None
-        if rule not in (None, "shell.system_path"):
+        if rule not in (None, "shell.system_path") and magic.name != "dotenv":
             items.append(_hit(magic, "magic.sensitive_path", word))
     return list(dict.fromkeys(items))
 
@@ -101,8 +123,20 @@ def _lead(magic: Magic) -> int:
     return len(magic.name) + (2 if magic.body is None else 3)
 
 
-def _after_options(magic: Magic, with_value: frozenset[str] = _VALUE_OPTIONS) -> _Rest:
+def _evaluated(magic: Magic) -> _Items:
+    if magic.name not in _NOT_EXPANDED:
+        for found in expressions(magic.arguments):
+            column = magic.column + _lead(magic) + found.offset
+            yield Embedded("python", found.text, magic.line, column)
+    if magic.name in _BODY_EXPANDED and magic.body:
+        for found in expressions(magic.body):
+            line = magic.line + 1 + magic.body.count("\n", 0, found.offset)
+            yield Embedded("python", found.text, line, 0)
+
+
+def _after_options(magic: Magic) -> _Rest:
     """The arguments without the options in front."""
+    with_value = _VALUE_OPTIONS.get(magic.name, frozenset())
     skip = False
     for match in _WORD.finditer(magic.arguments):
         word = match[0]
@@ -111,10 +145,18 @@ def _after_options(magic: Magic, with_value: frozenset[str] = _VALUE_OPTIONS) ->
         elif word == "--":
             return _Rest(magic.arguments[match.end() :].lstrip(), match.end() + 1)
         elif word.startswith("-") and len(word) > 1:
-            skip = word in with_value
+            skip = _takes_next(word, with_value)
         else:
             return _Rest(magic.arguments[match.start() :], match.start())
     return _Rest("", len(magic.arguments))
+
+
+def _takes_next(word: str, with_value: frozenset[str]) -> bool:
+    """Whether an option, or the last of several in one word, takes the next word: ``-qn 3``."""
+    if word.startswith("--"):
+        return word in with_value
+    valued = (index for index, letter in enumerate(word) if f"-{letter}" in with_value)
+    return next(valued, None) == len(word) - 1
 
 
 # Kinds of magics -------------------------------------------------------------------------------
@@ -127,7 +169,7 @@ def _unknown(magic: Magic) -> _Items:
 
 def _shell(magic: Magic) -> _Items:
     yield _hit(magic, "magic.shell")
-    rest = _after_options(magic) if magic.name in ("sc", "sx", "system") else None
+    rest = _after_options(magic) if magic.name == "sc" else None
     if magic.name == "sc" and rest is not None and "=" in rest.text:
         name, _, command = rest.text.partition("=")
         rest = _Rest(command, rest.offset + len(name) + 1)
@@ -138,19 +180,22 @@ def _shell(magic: Magic) -> _Items:
 def _script(magic: Magic) -> _Items:
     """``%%bash --bg``, ``%%script bash -x``, ``%%python``: a program that reads the body."""
     words = magic.arguments.split()
-    if "--bg" in words:
+    if "--bg" in words or "--b" in words:
         yield _hit(magic, "magic.background")
+    rest = _SCRIPT_OPTION.sub("", magic.arguments).strip()
     if magic.name == "script":
-        rest = _after_options(magic)
-        yield from _arguments(magic, "shell", rest)  # the program is a command too
-        program = next(iter(rest.text.split()), "")
+        # The program is a command too.
+        yield from _arguments(magic, "shell", _Rest(rest, max(magic.arguments.find(rest), 0)))
+        program = next(iter(rest.split()), "")
         if program in ("env", "sudo", "nohup", "time", "/usr/bin/env"):
-            program = next(iter(rest.text.split()[1:]), "")
+            program = next(iter(rest.split()[1:]), "")
         if program.startswith("{sys.executable"):
             program = "python"
         program = program.rpartition("/")[2]
     else:
         program = magic.name
+        if not all(map(_SHELL_SETTING.fullmatch, rest.split())):
+            yield Embedded("shell", f"{program} {rest}", magic.line, magic.column + 2)
     if program in _SHELLS:
         yield _hit(magic, "magic.shell")
         yield from _body(magic, "shell")
@@ -166,6 +211,14 @@ def _script(magic: Magic) -> _Items:
 
 def _python(magic: Magic) -> _Items:
     yield from _arguments(magic, "python", _after_options(magic))
+    yield from _body(magic, "python")
+
+
+def _time(magic: Magic) -> _Items:
+    """What it does not know as an option is code: ``%time -f(x)``."""
+    option = _NO_RAISE.match(magic.arguments)
+    start = option.end() if option else 0
+    yield from _arguments(magic, "python", _Rest(magic.arguments[start:], start))
     yield from _body(magic, "python")
 
 
@@ -257,7 +310,7 @@ def _install(magic: Magic) -> _Items:
 
 def _write(magic: Magic) -> _Items:
     yield _hit(magic, "magic.write_file")
-    target = _after_options(magic, frozenset()).text.strip().strip("\"'")
+    target = _after_options(magic).text.strip().strip("\"'")
     if shell_paths.written(target) or shell_paths.sensitive(target) not in (
         None,
         "shell.system_path",
@@ -293,13 +346,23 @@ def _config(magic: Magic) -> _Items:
         yield from _arguments(magic, "python", _Rest(magic.arguments.strip(), 0))
         if not re.match(r"\s*InlineBackend\.", magic.arguments):
             yield _hit(magic, "magic.config")
+        if "autocall" in magic.arguments:
+            yield _hit(magic, "magic.autocall")
 
 
 def _alias(magic: Magic) -> _Items:
-    yield _hit(magic, "magic.alias")
     parts = magic.arguments.split(None, 1)
-    if magic.name == "alias" and len(parts) == 2:
+    if len(parts) < 2:
+        return  # shows one, or all
+    yield _hit(magic, "magic.alias")
+    if magic.name == "alias":
         yield from _arguments(magic, "shell", _Rest(parts[1], magic.arguments.index(parts[1])))
+
+
+def _autocall(magic: Magic) -> _Items:
+    """From then on ``f x`` is ``f(x)``, and with %rehashx any program's name is a command."""
+    if magic.arguments.strip() != "0":
+        yield _hit(magic, "magic.autocall")
 
 
 def _file_command(magic: Magic) -> _Items:
@@ -324,7 +387,8 @@ _KINDS: Final[dict[str, Callable[[Magic], _Items]]] = {
     for kind, bearers in (
         (_shell, "! !! sx system sc"),
         (_script, "bash sh script shell zsh python python2 python3 pypy pypy3 perl ruby cmd"),
-        (_python, "time timeit prun memit debug px px0 autopx"),
+        (_time, "time"),
+        (_python, "timeit prun memit debug px px0 autopx"),
         (_profiled, "lprun mprun"),
         (_python_body, "capture code_wrap"),
         (_javascript, "js javascript"),
@@ -341,7 +405,8 @@ _KINDS: Final[dict[str, Callable[[Magic], _Items]]] = {
         (_history, "store macro rerun recall rep edit ed history hist save notebook logstart logon"),
         (_pastebin, "pastebin"),
         (_config, "config"),
-        (_alias, "alias alias_magic rehashx unalias"),
+        (_alias, "alias alias_magic"),
+        (_autocall, "autocall rehashx"),
         (_file_command, "ls ll lf lk ldir lx cat cp mv rm rmdir mkdir man less more"),
         (_connection, "connect_info qtconsole"),
     )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from sandbox_kernel.errors import PolicyViolation
-from sandbox_kernel.policy.units import COUNT, DURATION, SIZE, Kind, UnitError, shown
+from sandbox_kernel.policy.units import COUNT, DURATION, PROCESSORS, SIZE, Kind, UnitError, shown
 from sandbox_kernel.policy.verdict import Decision
 
 # Where only one word is left, it is the one that this build can enforce.
-Level = Literal["process", "container", "gvisor"]  # from weak to strong
+Level = Literal["restricted", "process", "container", "gvisor"]  # from weak to strong
 Network = Literal["none"]
 Mount = Literal["read-only"]
+Outputs = Literal["unfiltered"]
 Stdin = Literal["allow", "deny"]
+AuditCode = Literal["text", "hash"]
+Durability = Literal["normal", "full"]
 Checkpoint = Literal["cell", "off"]
 Annotate = Literal["receipt", "metadata"]
 
@@ -49,7 +52,7 @@ class Setting(NamedTuple):
 
 
 # The names in YAML and in a client's request. Adding a limit: a line here and a field below.
-LIMITS: Final[Mapping[str, Setting]] = {
+LIMITS: Final[dict[str, Setting]] = {
     "wall": Setting("wall_seconds", DURATION),
     "cpu": Setting("cpu_seconds", DURATION),
     "memory": Setting("memory_bytes", SIZE),
@@ -61,12 +64,18 @@ LIMITS: Final[Mapping[str, Setting]] = {
     "messages": Setting("messages", COUNT, can_be_zero=True),
     "grace": Setting("grace_seconds", DURATION, can_be_zero=True, can_be_none=False),
 }
+# In the same section, but of the sandbox as a whole: no cell can have its own. May be left out, since
+# not every host can hold it, and what is asked for and cannot be held is refused.
+SANDBOX_LIMITS: Final[dict[str, Setting]] = {"cpus": Setting("cpus", PROCESSORS)}
 BUDGET: Final[Mapping[str, Setting]] = {
     "wall": Setting("wall_seconds", DURATION),
     "cpu": Setting("cpu_seconds", DURATION),
 }
+ANCHOR_EVERY: Final = Setting("anchor_seconds", DURATION, can_be_none=False)
 MAX_SIZE: Final = Setting("max_bytes", SIZE, can_be_none=False)
 LONGEST_NAME: Final = 100  # of an entry in a list of names
+# Threads of the inner kernel, its checkpoints, the supervisor and bwrap.
+OWN_TASKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class Limits:
     text_bytes: int | None  # printed text: what a browser must lay out line by line
     messages: int | None
     grace_seconds: float  # between the interrupt and the kill
+    cpus: float | None = None  # processors that the sandbox may use at one time
 
     def tighten(self, override: object) -> Limits:
         """These limits with a client's own for one cell, each of which must be tighter or equal.
@@ -118,6 +128,18 @@ class Limits:
             raise PolicyViolation(what, hint=hint)
         return setting.field, amount
 
+    # What the kernel itself is to hold, where it can, is a little wider: the enforcer comes first, which
+    # can tell the user what happened.
+
+    @property
+    def hard_memory_bytes(self) -> int | None:
+        used = self.sandbox_memory_bytes
+        return None if used is None else used + used // 8
+
+    @property
+    def hard_tasks(self) -> int | None:
+        return None if self.processes is None else self.processes + OWN_TASKS
+
     def tightens(self, other: Limits, name: str) -> bool:
         """Whether the limit of this name is another one than there."""
         field = LIMITS[name].field
@@ -144,6 +166,25 @@ class Isolation(NamedTuple):
     require: Level
     image: str  # of containers: a flavour, a tag or an id, which may be pinned by its digest
     runtime: str  # the engine's name for what runs containers at `gvisor`
+
+    @property
+    def accepted(self) -> list[Level]:
+        """What is preferred and strong enough."""
+        levels = get_args(Level)
+        return [each for each in self.prefer if levels.index(each) >= levels.index(self.require)]
+
+
+class Audit(NamedTuple):
+    """What is kept of what cells did."""
+
+    enabled: bool
+    required: bool  # no cell runs that cannot be recorded
+    code: AuditCode  # of a cell: its text, or its hash alone
+    durability: Durability  # what a record survives: the end of a process, or a power cut too
+    redact: tuple[str, ...]  # patterns of what is never stored, beside known forms of secrets
+    anchor: str  # where signed heads go: none, syslog, file:/…, command:/…
+    anchor_seconds: float  # how often
+    mirror: str  # where each record is written as a line, too: none, syslog, file:/…
 
 
 class Names(NamedTuple):
@@ -205,7 +246,9 @@ class Policy:
     workspace: Mount  # how the notebook's folder is mounted
     environment: tuple[str, ...]  # variables passed on to the sandbox
     code: Code
+    outputs: Outputs  # what becomes of HTML and scripts that cells show
     stdin: Stdin  # whether cells may ask the user for input
+    audit: Audit
     checkpoint: Checkpoint
     annotate: Annotate
 

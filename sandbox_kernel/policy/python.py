@@ -11,11 +11,10 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Collection, Container, Iterable
-from functools import lru_cache
 from typing import Any, Final
 
 from sandbox_kernel.policy import python_tables as tables
-from sandbox_kernel.policy.python_binding import bind_names, standings_of
+from sandbox_kernel.policy.python_binding import bind_names, standings_of, texts_of
 from sandbox_kernel.policy.python_calls import examine_call
 from sandbox_kernel.policy.python_display import examine_display
 from sandbox_kernel.policy.python_memory import Memory
@@ -23,6 +22,7 @@ from sandbox_kernel.policy.python_names import IMPORTERS, Names
 from sandbox_kernel.policy.python_nodes import Nodes
 from sandbox_kernel.policy.python_report import Item, Report
 from sandbox_kernel.policy.python_rules import RULES
+from sandbox_kernel.policy.python_shell import examine_shell, examine_shell_attribute
 from sandbox_kernel.policy.python_text import examine_text
 from sandbox_kernel.policy.source import Unreadable
 
@@ -33,15 +33,23 @@ _TOO_DEEP: Final = "is nested too deeply"
 _FLAGS: Final = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
-def examine(code: str, memory: Memory | None = None, deadline: float | None = None) -> list[Item]:
+def examine(
+    code: str,
+    memory: Memory | None = None,
+    deadline: float | None = None,
+    trees: list[Nodes] | None = None,
+) -> list[Item]:
     """Everything that a rule is about, and text of other languages, in the order of the code.
 
-    What the cell's names stand for is proposed to ``memory``. Raises ``Unreadable`` if the code does
-    not parse, or is not read when ``deadline`` (on ``time.thread_time``) has passed.
+    What the cell's names stand for is proposed to ``memory``. The tree is added to ``trees``: to free
+    its thousands of nodes takes a tenth of the time, and can wait. Raises ``Unreadable`` if the code
+    does not parse, or is not read when ``deadline`` (on ``time.thread_time``) has passed.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the code's own, such as invalid escapes: not for our user
         nodes = Nodes(_parse(code), deadline)
+        if trees is not None:
+            trees.append(nodes)
         names = bind_names(nodes, memory)
         report = Report(code)
         try:
@@ -55,10 +63,12 @@ def examine(code: str, memory: Memory | None = None, deadline: float | None = No
             examine_text(nodes, names, report)
             examine_display(nodes, names, report)
             _examine_shapes(nodes, names, report)
+            if report.shells:
+                examine_shell(nodes, names, report)
         except RecursionError as error:
             raise Unreadable(_TOO_DEEP) from error
     if memory is not None:
-        memory.propose(standings_of(nodes, names))
+        memory.propose(standings_of(nodes, names), texts_of(names))
     return report.items()
 
 
@@ -96,12 +106,9 @@ def _examine_imports(nodes: Nodes, names: Names, report: Report) -> None:
                 report.hit(rule, whole, alias)
 
 
-_rules_on: Final = lru_cache(maxsize=4096)(lambda name: tuple(tables.rules_on(name)))
-
-
 def _report_rules(standings: Iterable[str], node: ast.AST, report: Report) -> None:
     for name in standings:
-        for rule in _rules_on(name):
+        for rule in tables.rules_on(name):
             report.hit(rule, name.removeprefix("builtins."), node)
 
 
@@ -113,15 +120,22 @@ def _examine_names(nodes: Nodes, names: Names, report: Report, called: Container
             continue
         standings = names.name(name)
         attribute = tables.ATTRIBUTES.get(name) if name[:2] == "__" else None
-        notable = name in tables.NOTABLE_BUILTINS
-        if attribute is None and not notable and not any(map(_rules_on, standings)):
+        notable = name in tables.HIDING
+        is_shell = not tables.SHELL_ITSELF.isdisjoint(standings)
+        if (
+            attribute is None
+            and not (notable or is_shell)
+            and not any(map(tables.rules_on, standings))
+        ):
             harmless.add(name)
             continue
         if attribute is not None:
             report.hit(attribute, name, node)
         if type(node.ctx) is ast.Load:
+            if is_shell:
+                report.shells.append(node)
             _report_rules(standings, node, report)
-            if notable and not standings:
+            if notable and names.is_hidden(name):
                 report.hit("python.shadowed_builtin", name, node)
             if notable and id(node) not in called:
                 _examine_handed_on(standings, node, report)
@@ -156,11 +170,14 @@ def _examine_attributes(nodes: Nodes, names: Names, report: Report, called: Cont
         if standings := names.resolve(node):
             _report_rules(standings, node, report)
             bases = names.resolve(node.value)
-            _examine_inner_module(node, bases, report)
+            if not bases or name in tables.INNER_NAMES:
+                _examine_inner_module(node, bases, report)
             if id(node) not in called:
                 _examine_handed_on(standings, node, report)
+            if not tables.SHELL_ITSELF.isdisjoint(standings):
+                report.shells.append(node)
             if tables.SHELL in bases:
-                _examine_shell_attribute(node, report, is_called=id(node) in called)
+                examine_shell_attribute(node, report, is_called=id(node) in called)
             if "builtins" in bases and type(node.ctx) is not ast.Load:
                 report.hit("python.builtins_access", f"builtins.{name}", node)
 
@@ -168,7 +185,10 @@ def _examine_attributes(nodes: Nodes, names: Names, report: Report, called: Cont
 def _examine_items(nodes: Nodes, names: Names, report: Report) -> None:
     """``os.__dict__['system']``, ``sys.modules['os']``."""
     for node in nodes.of(ast.Subscript):
-        _report_rules(names.resolve(node), node, report)
+        standings = names.resolve(node)
+        _report_rules(standings, node, report)
+        if not tables.SHELL_ITSELF.isdisjoint(standings):
+            report.shells.append(node)
 
 
 def _examine_inner_module(node: ast.Attribute, bases: Collection[str], report: Report) -> None:
@@ -178,16 +198,6 @@ def _examine_inner_module(node: ast.Attribute, bases: Collection[str], report: R
         if (inner := tables.inner_module(base, node.attr)) is not None:
             report.hit("python.transitive_module", f"{base}.{node.attr}", node)
             report.hit("python.import", inner, node)
-
-
-def _examine_shell_attribute(node: ast.Attribute, report: Report, *, is_called: bool) -> None:
-    about = f"get_ipython().{node.attr}"
-    if node.attr in tables.SHELL_RUNS and not is_called:
-        report.hit("python.ipython_exec", about, node)
-    if node.attr in tables.SHELL_HOOKS:
-        report.hit("python.ipython_hooks", about, node)
-    elif node.attr not in tables.SHELL_KNOWN:
-        report.hit("python.ipython_internals", about, node)
 
 
 def _examine_shapes(nodes: Nodes, names: Names, report: Report) -> None:

@@ -6,16 +6,17 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from sandbox_kernel.policy.python_memory import Memory
+from sandbox_kernel.policy.python_memory import LONGEST_TEXT, Memory
 from sandbox_kernel.policy.python_names import Names
 from sandbox_kernel.policy.python_nodes import Nodes
 
+_PLAIN: Final = (ast.Constant, ast.BinOp, ast.JoinedStr, ast.Name)
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def bind_names(nodes: Nodes, memory: Memory | None) -> Names:
     """What the names of a cell stand for, with those of earlier cells."""
-    names = Names(memory)
+    names = Names(memory, nodes.deadline)
     for node in nodes.of(ast.Name):
         if type(node.ctx) is not ast.Load:
             names.bound.add(node.id)
@@ -73,10 +74,21 @@ def _outer_names(nodes: Nodes) -> Iterator[str]:
 
 def standings_of(nodes: Nodes, names: Names) -> dict[str, tuple[str, ...] | None]:
     """What later cells will find under the names that this one binds; None for what it deletes."""
-    standings: dict[str, tuple[str, ...] | None] = {
-        name: names.standing.get(name, ()) for name in names.outer
-    }
+    standings: dict[str, tuple[str, ...] | None] = {name: names.known(name) for name in names.outer}
     for node in nodes.outer(ast.Name):
         if type(node.ctx) is ast.Del:
-            standings[node.id] = None
+            # What is notable may outlive it: the line may never be reached.
+            standings[node.id] = names.known(node.id) or None
     return standings
+
+
+def texts_of(names: Names) -> dict[str, str]:
+    """Short texts that this cell binds names to, such as parts of a path."""
+    found = {}
+    for name in names.outer:
+        value = names.value(name)
+        if value is not None and type(value) in _PLAIN:
+            text = names.fold(value)
+            if type(text) is str and len(text) <= LONGEST_TEXT:
+                found[name] = text
+    return found

@@ -11,11 +11,14 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from sandbox_kernel.policy import python_tables as tables
+from sandbox_kernel.policy.expansion import expressions
 from sandbox_kernel.policy.fold import UNKNOWN
+from sandbox_kernel.policy.python_display import examine_shown
 from sandbox_kernel.policy.python_names import Names
 from sandbox_kernel.policy.python_report import Report
 
 _MOST_PARTS: Final = 100
+_COMMAND_KEYWORDS: Final = frozenset({"cmd", "command"})
 
 
 class _Call:
@@ -45,12 +48,16 @@ class _Call:
 def examine_call(node: ast.Call, names: Names, report: Report) -> None:
     """Report what a call does beyond what the name of its function says."""
     for name in names.resolve(node.func):
-        call = _Call(node, name, names, report)
         if (examine := _BY_NAME.get(name)) is not None:
-            examine(call)
+            examine(_Call(node, name, names, report))
         elif name.startswith(tables.SHELL):
-            _shell_method(call, name.removeprefix(f"{tables.SHELL}."))
+            method = name.removeprefix(f"{tables.SHELL}.")
+            _shell_method(_Call(node, name, names, report), method)
+        elif name.startswith("IPython."):
+            examine_shown(node, name, names, report)
     for name in names.resolve(node):
+        if name in tables.SHELL_ITSELF:
+            report.shells.append(node)
         if not name.endswith(")"):  # what a call such as getattr(os, 'system') gives
             for rule in tables.rules_on(name):
                 report.hit(rule, name.removeprefix("builtins."), node)
@@ -184,7 +191,7 @@ def _loads_array(call: _Call) -> None:
 
 def _queries(call: _Call) -> None:
     text = call.constant(0, "expr")
-    if isinstance(text, str) and tables.QUERY_ESCAPE.search(text):
+    if isinstance(text, str) and tables.QUERY_ESCAPE.search(tables.QUOTED.sub("''", text)):
         call.hit("python.query_escape", text[:80])
 
 
@@ -192,7 +199,8 @@ def _queries(call: _Call) -> None:
 
 
 def _runs_shell_text(call: _Call) -> None:
-    _embed_command(call, call.constant(0, "cmd"))
+    keyword = next((key.arg for key in call.node.keywords if key.arg in _COMMAND_KEYWORDS), None)
+    _embed_command(call, call.constant(0, keyword))
 
 
 def _embed_command(call: _Call, command: Any) -> None:
@@ -216,7 +224,11 @@ def _runs_subprocess(call: _Call) -> None:
         return
     if spread:
         call.hit("python.shell_true", f"{call.name}(**…)")
-    _report_program(call, call.argument(0, "args"))
+    # This one is run, whatever the list begins with.
+    executable = next((key.value for key in call.node.keywords if key.arg == "executable"), None)
+    if executable is None and len(call.node.args) > 2:
+        executable = call.node.args[2]
+    _report_program(call, call.argument(0, "args"), executable)
 
 
 def _runs_program(call: _Call) -> None:
@@ -241,8 +253,9 @@ def _report_program(call: _Call, argv: ast.expr | None, program: ast.expr | None
         first = call.names.fold(argv.elts[0])
     elif isinstance(argv, ast.BinOp) and isinstance(argv.left, ast.List) and argv.left.elts:
         first = call.names.fold(argv.left.elts[0])
-    if isinstance(program, ast.expr) and isinstance(found := call.names.fold(program), str):
-        first = found
+    named = UNKNOWN if program is None else call.names.fold(program)
+    if isinstance(named, str | bytes):
+        first = named
     if isinstance(first, bytes):
         first = first.decode(errors="replace")
     if not isinstance(first, str) or not first:
@@ -269,6 +282,8 @@ def _shell_method(call: _Call, method: str) -> None:
         command = call.constant(0, "cmd")
         if isinstance(command, str):
             call.report.embedded("shell", command, call.node)
+            for found in expressions(command):
+                call.report.embedded("python", found.text, call.node)
         else:
             call.hit("python.ipython_exec")
     elif method in tables.SHELL_RUNS_CODE:

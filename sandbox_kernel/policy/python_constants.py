@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -14,14 +15,17 @@ from sandbox_kernel.policy.source import TOO_LONG, Unreadable
 
 MAX_DEPTH: Final = 40
 _MAX_WORK: Final = 300_000  # steps, some 0.3 s
+_LOOK_EVERY: Final = 256  # steps between two looks at the clock
 _MOST_ITEMS: Final = 1000
 
 
 class Constants(ABC):
     """The constants of one cell, computed on demand within a bounded amount of work."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = deadline
         self._work = 0
+        self._next_look = _LOOK_EVERY
         self._values: dict[str, ast.expr | None] = {}  # of names bound once
 
     @abstractmethod
@@ -30,7 +34,11 @@ class Constants(ABC):
 
     def _step(self, count: int = 1) -> None:
         self._work += count
-        if self._work > _MAX_WORK:
+        if self._work < self._next_look:
+            return
+        self._next_look = self._work + _LOOK_EVERY
+        late = self._deadline is not None and time.thread_time() > self._deadline
+        if late or self._work > _MAX_WORK:
             raise Unreadable(TOO_LONG)
 
     def fold(self, node: ast.expr, depth: int = 0) -> Any:
@@ -39,11 +47,27 @@ class Constants(ABC):
         if type(node) is ast.Constant:
             return fold.bounded(node.value)
         compute = self._FOLD.get(type(node))
-        return UNKNOWN if compute is None or depth > MAX_DEPTH else compute(self, node, depth + 1)
+        if compute is None or depth > MAX_DEPTH:
+            return UNKNOWN
+        value = compute(self, node, depth + 1)
+        if isinstance(value, str | bytes | list | tuple):
+            self._step(len(value) >> 8)  # a step is not the same for a letter and for a long text
+        return value
+
+    @abstractmethod
+    def earlier(self, name: str) -> str | None:
+        """The text that an earlier cell bound it to, if this one does not bind it."""
+
+    def value(self, name: str) -> ast.expr | None:
+        """The one expression that it is bound to."""
+        return self._values.get(name)
 
     def _fold_name(self, node: ast.Name, depth: int) -> Any:
         value = self._values.get(node.id)
-        return UNKNOWN if value is None else self.fold(value, depth)
+        if value is not None:
+            return self.fold(value, depth)
+        text = None if node.id in self._values else self.earlier(node.id)
+        return UNKNOWN if text is None else text
 
     def _fold_binary(self, node: ast.BinOp, depth: int) -> Any:
         left = self.fold(node.left, depth)

@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from sandbox_kernel.policy import python_tables as tables
 from sandbox_kernel.policy.python_names import Names
 from sandbox_kernel.policy.python_report import Report
 
-_MODULES: Final = ("IPython.display.", "IPython.core.display.", "IPython.lib.display.")
 _TYPES: Final = {
     "application/javascript": "javascript",
     "text/javascript": "javascript",
     "text/html": "markup",
     "image/svg+xml": "markup",
 }
-_CLASSES: Final = {"Javascript": "javascript", "HTML": "markup", "SVG": "markup"}
-_FUNCTIONS: Final = {
-    "display_javascript": "javascript",
-    "display_html": "markup",
-    "display_svg": "markup",
-}
+_SCRIPT: Final = "_repr_javascript_"
 
 
 class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> list[Any]: ...
+    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
 
 
 def examine_display(nodes: Nodes, names: Names, report: Report) -> None:
-    """Hand on what is shown as a script or as markup, as far as it is constant."""
-    for node in nodes.of(ast.Call):
-        for name in names.resolve(node.func):
-            if name.startswith(_MODULES):
-                _examine_call(node, name.rpartition(".")[2], names, report)
+    """Hand on what is shown by its MIME type, and by methods that IPython calls."""
     for node in nodes.of(ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
-            if type(key) is ast.Constant and type(key.value) is str and key.value in _TYPES:
-                _examine_shown(_TYPES[key.value], value, names, report)
+            if key is None:
+                continue  # {**x}
+            kind = key.value if type(key) is ast.Constant else names.fold(key)
+            if type(kind) is str and kind in _TYPES:
+                _examine_shown(_TYPES[kind], value, names, report)
     for node in nodes.of(ast.FunctionDef):
-        if node.name == "_repr_javascript_":
-            report.hit("javascript.any", node.name, node)
+        if node.name == _SCRIPT:
+            report.hit("javascript.any", _SCRIPT, node)
+    if _SCRIPT in names.bound:
+        for node in nodes.of(ast.Name):
+            if node.id == _SCRIPT and type(node.ctx) is not ast.Load:
+                report.hit("javascript.any", _SCRIPT, node)
 
 
-def _examine_call(node: ast.Call, name: str, names: Names, report: Report) -> None:
-    kind = _CLASSES.get(name) or _FUNCTIONS.get(name)
-    if kind is None:
+def examine_shown(node: ast.Call, function: str, names: Names, report: Report) -> None:
+    """Hand on what a function of IPython shows, as far as it is constant."""
+    module, _, name = function.rpartition(".")
+    kind = tables.SHOWS.get(name)
+    if kind is None or module not in tables.DISPLAY_MODULES:
         return
     named = {key.arg: key.value for key in node.keywords}
-    shown = node.args if name in _FUNCTIONS else node.args[:1]
+    shown = node.args if name.startswith("display_") else node.args[:1]
     for value in (*shown, *(named[key] for key in ("data", "javascript") if key in named)):
         _examine_shown(kind, value, names, report)
     if kind == "javascript" and {"url", "lib", None} & named.keys():

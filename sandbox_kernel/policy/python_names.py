@@ -28,15 +28,18 @@ IMPORTERS: Final = frozenset(
 _LOCATORS: Final = frozenset({"pydoc.locate", "pkgutil.resolve_name"})
 _GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static"})
 _PASSING: Final = frozenset({"functools.partial", "importlib.reload", "copy.copy"})
+_NOT_JUST_MEMBERS: Final = tables.INNER_NAMES | tables.BACK_TO_SHELL | {"__builtins__", "__self__"}
 _NAMESPACES: Final = frozenset({"builtins.globals()", "builtins.locals()", "builtins.vars()"})
 
 
 class Names(Constants):
     """The names of one cell, resolved on demand within a bounded amount of work."""
 
-    def __init__(self, memory: Memory | None) -> None:
-        super().__init__()
+    def __init__(self, memory: Memory | None, deadline: float | None = None) -> None:
+        super().__init__(deadline)
         self._memory = memory
+        # What a name stands for.
+        self.name: Callable[[str], Standing] = self._look_up
         self._settled: dict[int, Standing] | None = None  # by the node's identity
         self.standing: dict[str, Standing] = {}
         self.bound: set[str] = set()  # anywhere in the cell
@@ -53,11 +56,9 @@ class Names(Constants):
         module = "." * node.level + (node.module or "")
         for alias in node.names:
             if alias.name == "*":
-                for name in tables.EXACT:
-                    base, _, last = name.rpartition(".")
-                    if base == module:
-                        self.outer.add(last)
-                        self._add(last, [name])
+                for last in tables.star_names(module):
+                    self.outer.add(last)
+                    self._add(last, [f"{module}.{last}"])
                 continue
             inner = tables.inner_module(module, alias.name)
             self._add(alias.asname or alias.name, [inner or f"{module}.{alias.name}"])
@@ -89,28 +90,53 @@ class Names(Constants):
 
     # Resolving -------------------------------------------------------------------------------------
 
-    def name(self, name: str) -> Standing:
-        """What a name stands for."""
-        if standing := self.standing.get(name):
+    def _look_up(self, name: str) -> Standing:
+        standing = self.known(name)
+        if name in tables.NOTABLE:
+            always = tables.NOTABLE[name]
+            return standing if always in standing else (*standing, always)
+        if standing:
             return standing
-        if name in self.outer:
+        if name in self.outer or self._before(name) is not None:
             return ()
-        if self._memory is not None and (standing := self._memory.get(name)) is not None:
-            return standing
         if name == "__builtins__":
             return ("builtins",)
         if name in tables.BUILTINS:
             return (f"builtins.{name}",)
-        if name == "get_ipython":
-            return (name,)
         if name in self.bound:
             return ()
         if name in tables.GUESSED:
             return (name,)
         return (tables.ALIASES[name],) if name in tables.ALIASES else ()
 
+    def known(self, name: str) -> Standing:
+        """What cells have bound it to, this one and earlier ones.
+
+        What it stood for before is never forgotten: which of two bindings comes first, or whether one
+        is ever reached, is not known here.
+        """
+        here = self.standing.get(name, ())
+        before = self._before(name)
+        return tuple(dict.fromkeys((*here, *before)))[:_MAX_STANDINGS] if before else here
+
+    def earlier(self, name: str) -> str | None:
+        """The text that an earlier cell bound it to, if this one does not bind it."""
+        if self._memory is None or name in self.bound or name in self.outer:
+            return None
+        return self._memory.text(name)
+
+    def is_hidden(self, name: str) -> bool:
+        """Whether a cell defined it anew, as something that is not known here."""
+        here = name in self.outer and name not in self.standing
+        return here or self._before(name) == ()
+
+    def _before(self, name: str) -> Standing | None:
+        return None if self._memory is None else self._memory.get(name)
+
     def resolve(self, node: ast.expr, depth: int = 0) -> Standing:
         """The qualified names that an expression may stand for."""
+        if type(node) is ast.Name:
+            return self.name(node.id)
         follow = self._FOLLOW.get(type(node))
         if follow is None or depth > MAX_DEPTH:
             return ()
@@ -129,29 +155,40 @@ class Names(Constants):
     def settle(self) -> None:
         """All names are bound: what expressions stand for changes no more."""
         self._settled = {}
-
-    def _name(self, node: ast.Name, _depth: int) -> Standing:
-        return self.name(node.id)
+        self.name = _Remembered(self._look_up).__getitem__
 
     def _attribute(self, node: ast.Attribute, depth: int) -> Standing:
         bases = self.resolve(node.value, depth)
         if not bases:
+            if node.attr == "_ip" and not _is_of_self(node.value):
+                return (tables.SHELL,)  # as `exit` and `quit` have it
             inner = tables.inner_module(None, node.attr)
+            if inner is None and getattr(node.value, "attr", None) == "os":
+                inner = f"os.{node.attr}" if tables.is_run_by_os(node.attr) else None
             return (inner,) if inner and _is_chain(node.value) else ()
+        if len(bases) == 1:
+            return (self._member(bases[0], node.attr),) if len(bases[0]) < _MAX_LENGTH else ()
         self._step(len(bases))
         return tuple(self._member(base, node.attr) for base in bases if len(base) < _MAX_LENGTH)
 
     def _member(self, base: str, attribute: str) -> str:
+        if attribute not in _NOT_JUST_MEMBERS:
+            return f"{base}.{attribute}"
         if attribute == "__builtins__":
             return "builtins"
         if attribute == "__self__" and base.startswith("builtins."):
             return "builtins"
+        if attribute in tables.BACK_TO_SHELL and (
+            attribute == "_ip" or base.startswith(tables.SHELL)
+        ):
+            return tables.SHELL
         return tables.inner_module(base, attribute) or f"{base}.{attribute}"
 
     def _call(self, node: ast.Call, depth: int) -> Standing:
-        found = chain.from_iterable(
-            self._called(name, node, depth) for name in self.resolve(node.func, depth)
-        )
+        functions = self.resolve(node.func, depth)
+        if len(functions) < 2:
+            return self._called(functions[0], node, depth) if functions else ()
+        found = chain.from_iterable(self._called(name, node, depth) for name in functions)
         return tuple(dict.fromkeys(found))[:_MAX_STANDINGS]
 
     def _called(self, name: str, node: ast.Call, depth: int) -> Standing:
@@ -209,7 +246,6 @@ class Names(Constants):
         return self.resolve(node.value, depth)
 
     _FOLLOW: Final[Mapping[type[ast.expr], Callable[..., Standing]]] = {
-        ast.Name: _name,
         ast.Attribute: _attribute,
         ast.Call: _call,
         ast.Subscript: _subscript,
@@ -220,8 +256,30 @@ class Names(Constants):
     }
 
 
+class _Remembered(dict[str, Standing]):
+    """Answers to a question, each asked once."""
+
+    def __init__(self, ask: Callable[[str], Standing]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def __missing__(self, name: str) -> Standing:
+        answer = self[name] = self._ask(name)
+        return answer
+
+
 def _is_chain(node: ast.expr) -> bool:
     """Whether it looks like a path of modules rather than an object of the cell's own."""
+    root = _root(node)
+    return isinstance(root, ast.Name) and not _is_of_self(root)
+
+
+def _is_of_self(node: ast.expr) -> bool:
+    root = _root(node)
+    return isinstance(root, ast.Name) and root.id in ("self", "cls")
+
+
+def _root(node: ast.expr) -> ast.expr:
     while isinstance(node, ast.Attribute):
         node = node.value
-    return isinstance(node, ast.Name) and node.id not in ("self", "cls")
+    return node

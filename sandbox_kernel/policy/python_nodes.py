@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -102,32 +102,41 @@ _SCOPES: Final = frozenset(
 
 
 class Nodes(defaultdict[type[ast.AST], list[Any]]):
-    """All nodes of a tree by kind, those of the cell itself before those within functions."""
+    """All nodes of a tree by kind, those within functions before those of the cell itself.
+
+    Inner ones come first: what an expression stands for follows from its parts.
+    """
 
     def __init__(self, tree: ast.Module, deadline: float | None) -> None:
         super().__init__(list)
         self.unknown: list[ast.AST] = []
-        self._deadline = deadline
+        self.deadline = deadline
         inner: list[ast.AST] = []
         self._walk([tree], inner)
         self.outer_count = {kind: len(found) for kind, found in self.items()}
         within = [getattr(node, field) for node in inner for field in FIELDS[type(node)]]
         flat = (value if type(value) is list else [value] for value in within)
         self._walk(list(chain.from_iterable(flat)), None)
+        for found in self.values():
+            found.reverse()
 
     def _walk(self, stack: list[Any], inner: list[Any] | None) -> None:
-        pop, push, extend, known = stack.pop, stack.append, stack.extend, FIELDS.get
+        pop, push, extend, fields_of = stack.pop, stack.append, stack.extend, FIELDS.get
+        add_to: dict[type[ast.AST], Callable[[ast.AST], None]] = {}
         count = 0
         while stack:
             node = pop()
             kind = type(node)
-            fields = known(kind)
+            fields = fields_of(kind)
             if fields is None:
                 if node is not None:  # as the keys of {**x} are
                     self.unknown.append(node)
                     extend(ast.iter_child_nodes(node))
                 continue
-            self[kind].append(node)
+            add = add_to.get(kind)
+            if add is None:
+                add = add_to[kind] = self[kind].append
+            add(node)
             if not fields:
                 continue  # names and constants: two thirds of all
             if inner is not None and kind in _SCOPES:
@@ -140,14 +149,16 @@ class Nodes(defaultdict[type[ast.AST], list[Any]]):
                 elif value is not None:
                     push(value)
             count += 1
-            if count % 1024 == 0 and self._deadline and time.thread_time() > self._deadline:
+            if count % 1024 == 0 and self.deadline and time.thread_time() > self.deadline:
                 raise Unreadable(TOO_LONG)
 
-    def of(self, *kinds: type[ast.AST]) -> list[Any]:
-        """Inner ones first: what an expression stands for follows from its parts."""
-        return [node for kind in kinds if kind in self for node in reversed(self[kind])]
+    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]:
+        if len(kinds) == 1:
+            return self.get(kinds[0], ())
+        return [node for kind in kinds if kind in self for node in self[kind]]
 
     def outer(self, *kinds: type[ast.AST]) -> Iterator[Any]:
         """Those outside of functions and classes."""
         for kind in kinds:
-            yield from self.get(kind, ())[: self.outer_count.get(kind, 0)]
+            if (count := self.outer_count.get(kind)) is not None:
+                yield from self[kind][-count:]

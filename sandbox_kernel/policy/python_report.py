@@ -21,6 +21,7 @@ class Report:
         self._items: dict[Item, None] = {}
         self._counts: dict[tuple[str, str], int] = {}
         self._rules: set[str] = set()
+        self.shells: list[ast.expr] = []  # what stands for IPython's shell, or for what gives it
 
     def hit(self, rule: str, about: str, node: ast.AST) -> None:
         count = self._counts.get((rule, about), 0)

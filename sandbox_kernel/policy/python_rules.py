@@ -179,6 +179,13 @@ RULES: Final[tuple[Rule, ...]] = (
         "separate_process",
     ),
     Rule(
+        "python.load_file",
+        "medium",
+        "it loads a module from a file that no import statement names",
+        "Put the file beside the notebook, and use an import statement",
+        "separate_process",
+    ),
+    Rule(
         "python.native",
         "high",
         "it calls native code, which can do whatever the process may, unseen by any check of Python code",

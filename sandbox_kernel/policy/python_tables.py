@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Final
 
 
@@ -30,9 +31,17 @@ _BY_RULE: Final[Mapping[str, str]] = {
     "python.gc": "gc.get_objects gc.get_referrers gc.get_referents",
     "python.sys_modules": "sys.modules",
     "python.loaders": """
-        sys.meta_path sys.path_hooks sys.path_importer_cache importlib.util.module_from_spec
-        importlib.util.spec_from_loader imp.load_source imp.load_module imp.load_dynamic
-        imp.load_compiled zipimport.zipimporter _imp.create_dynamic _imp.create_builtin""",
+        sys.meta_path sys.path_hooks sys.path_importer_cache importlib.util.spec_from_loader
+        importlib.machinery.BuiltinImporter importlib.machinery.FrozenImporter
+        importlib.machinery.ExtensionFileLoader imp.load_dynamic imp.load_compiled
+        zipimport.zipimporter _imp.create_dynamic _imp.create_builtin""",
+    "python.load_file": """
+        importlib.util.module_from_spec importlib.util.spec_from_file_location
+        importlib.machinery.SourceFileLoader imp.load_source imp.load_module pkgutil.get_loader
+        pkgutil.find_loader""",
+    "python.format_walk": """
+        string.Formatter.get_field string.Formatter.vformat string.Formatter().get_field
+        string.Formatter().vformat""",
     "python.hooks": """
         sys.settrace sys.setprofile sys.addaudithook sys.breakpointhook sys.excepthook
         sys.displayhook sys.unraisablehook sys.set_asyncgen_hooks sys.monitoring threading.settrace
@@ -117,14 +126,22 @@ _PREFIXES: Final[Mapping[str, str]] = {
 }
 
 
-def rules_on(name: str) -> Iterator[str]:
+# Methods of loaders; elsewhere the names are everybody's.
+_LOADER_METHODS: Final = (".load_module", ".get_loader", ".find_loader")
+_LOADER_MODULES: Final = ("importlib.", "imp.", "pkgutil.", "zipimport.", "sys.")
+
+
+@lru_cache(maxsize=4096)
+def rules_on(name: str) -> tuple[str, ...]:
     """The rules that a use of this qualified name touches."""
-    yield from EXACT.get(name, ())
+    rules = tuple(EXACT.get(name, ()))
+    if not rules and name.endswith(_LOADER_METHODS) and name.startswith(_LOADER_MODULES):
+        return ("python.load_file",)
     if "." in name and name not in _HARMLESS:
         for module in prefixes(name):
             if module in _PREFIXES and module != name:
-                yield _PREFIXES[module]
-                return
+                return (*rules, _PREFIXES[module])
+    return rules
 
 
 def prefixes(name: str) -> Iterator[str]:
@@ -160,21 +177,30 @@ ALIASES: Final[Mapping[str, str]] = {"np": "numpy", "pd": "pandas", "sp": "subpr
 # Found inside other modules, these are a way around an import that the policy would see.
 INNER_MODULES: Final = _words(
     """os sys subprocess ctypes builtins importlib shutil socket pickle marshal posix pty gc runpy
-    _posixsubprocess multiprocessing cffi pdb codeop inspect linecache pkgutil"""
+    _posixsubprocess multiprocessing cffi pdb"""
 )
-# Reached through something that is not known to be a module.
-INNER_MODULES_ANYWHERE: Final = frozenset({"os", "subprocess", "builtins", "posix", "importlib"})
+# All attributes that may be one: `random._os` too.
+INNER_NAMES: Final = INNER_MODULES | {f"_{name}" for name in INNER_MODULES}
+# Reached through something that is not known to be a module: `df.os` is a column, `x._os` is not.
+INNER_MODULES_ANYWHERE: Final = _words("_os subprocess builtins posix importlib")
 _REAL_SUBMODULES: Final = _words(
     "torch.multiprocessing pathos.multiprocessing dask.multiprocessing six.moves.builtins"
 )
 
 
+def is_run_by_os(attribute: str) -> bool:
+    """Whether ``.os.attribute`` tells the module from a column of that name: it starts a program."""
+    return "python.process" in EXACT.get(f"os.{attribute}", ())
+
+
 def inner_module(base: str | None, attribute: str) -> str | None:
     """The module that ``base.attribute`` is, if it is another one that ``base`` imported."""
-    name = attribute.lstrip("_") if attribute[:1] == "_" and attribute[:2] != "__" else attribute
+    if attribute not in INNER_NAMES:
+        return None
+    name = attribute.lstrip("_") if attribute not in INNER_MODULES else attribute
     if base is None:
-        return name if name in INNER_MODULES_ANYWHERE else None
-    if name not in INNER_MODULES or "(" in base:
+        return name if {name, attribute} & INNER_MODULES_ANYWHERE else None
+    if "(" in base:
         return None
     if base.rpartition(".")[2] == name:
         return None  # socket.socket
@@ -186,9 +212,15 @@ def inner_module(base: str | None, attribute: str) -> str | None:
 
 BUILTINS: Final = frozenset(dir(builtins)) | {"__builtins__", "__loader__", "__spec__"}
 # Defined anew, they hide what the check looks for.
-NOTABLE_BUILTINS: Final = frozenset(
-    {"eval", "exec", "compile", "__import__", "getattr", "breakpoint"}
-)
+HIDING: Final = _words("eval exec compile __import__ getattr breakpoint get_ipython")
+# They stand for themselves even then: the definition may come later, or never be reached.
+NOTABLE: Final[Mapping[str, str]] = {
+    "get_ipython": "get_ipython",
+    **{
+        name: f"builtins.{name}"
+        for name in (HIDING - {"get_ipython"}) | {"open", "type", "vars", "globals"}
+    },
+}
 
 # Attributes ----------------------------------------------------------------------------------------
 
@@ -202,12 +234,12 @@ _ATTRIBUTES_BY_RULE: Final[Mapping[str, str]] = {
         cr_code ag_code gi_yieldfrom cr_await""",
     "python.code_access": "__code__ func_code co_code co_consts co_names",
     "python.loaders": """
-        __loader__ __spec__ load_module exec_module create_module meta_path path_hooks get_loader
-        find_loader""",
-    "python.format_walk": "get_field vformat",
+        __loader__ __spec__ meta_path path_hooks""",
+    "python.load_file": "exec_module create_module",
     "python.ipython_hooks": """
         input_transformers_post input_transformers_cleanup ast_transformers set_custom_exc""",
     "python.process": "subprocess_shell subprocess_exec",  # of an event loop
+    "javascript.any": "_repr_javascript_",
 }
 ATTRIBUTES: Final[Mapping[str, str]] = {
     name: rule for rule, names in _ATTRIBUTES_BY_RULE.items() for name in names.split()
@@ -225,6 +257,7 @@ GIVES_SHELL: Final = _words(
     IPython.core.interactiveshell.InteractiveShell.instance
     IPython.InteractiveShell.instance ipykernel.zmqshell.ZMQInteractiveShell.instance"""
 )
+SHELL_ITSELF: Final = GIVES_SHELL | {SHELL}
 SHELL_RUNS_COMMAND: Final = frozenset(
     {"system", "system_piped", "system_raw", "getoutput", "getoutput_pexpect"}
 )
@@ -238,15 +271,38 @@ SHELL_HOOKS: Final = _words(
     """events set_hook set_custom_exc input_transformers_post input_transformers_cleanup input_transformer_manager
     ast_transformers prefilter_manager alias_manager extension_manager builtin_trap display_trap
     register_post_execute set_custom_completer safe_execfile safe_execfile_ipy safe_run_module
-    custom_exceptions excepthook showtraceback hooks compile mktempfile"""
+    custom_exceptions excepthook showtraceback hooks compile mktempfile autocall"""
 )
 SHELL_HARMLESS: Final = _words(
     """config display_formatter has_trait colors set_next_input show_usage user_ns execution_count
-    enable_matplotlib enable_pylab enable_gui __class__ banner1"""
+    enable_matplotlib enable_pylab enable_gui banner1"""
 )
+# The shell's parts have it under these names, `exit` and `quit` too.
+BACK_TO_SHELL: Final = frozenset({"parent", "shell", "_ip"})
 
 SHELL_RUNS: Final = SHELL_RUNS_COMMAND | SHELL_RUNS_CODE | SHELL_RUNS_MAGIC
 SHELL_KNOWN: Final = SHELL_RUNS | SHELL_HARMLESS
+
+# What is shown -------------------------------------------------------------------------------------
+
+DISPLAY_MODULES: Final = ("IPython.display", "IPython.core.display", "IPython.lib.display")
+SHOWS: Final[Mapping[str, str]] = {
+    "Javascript": "javascript",
+    "HTML": "markup",
+    "SVG": "markup",
+    "display_javascript": "javascript",
+    "display_html": "markup",
+    "display_svg": "markup",
+}
+
+
+def star_names(module: str) -> list[str]:
+    """What matters of ``from module import *``."""
+    if module in DISPLAY_MODULES:
+        return list(SHOWS)
+    split = (name.rpartition(".") for name in EXACT)
+    return [last for base, _, last in split if base == module]
+
 
 # Commands ------------------------------------------------------------------------------------------
 
@@ -288,20 +344,21 @@ SENSITIVE_PATH: Final = re.compile(
     r"""
     /etc/(?:passwd|shadow|gshadow|sudoers|ssh|crontab|cron\.|security|krb5\.keytab|ssl/private)
     | (?:^|/)\.(?:ssh|aws|gnupg|kube|docker|azure|netrc|pgpass|git-credentials|npmrc|pypirc)(?:/|$)
-    | (?:^|/)\.(?:bash_history|bashrc|bash_profile|bash_logout|profile|zshrc|zsh_history|env)$
+    | (?:^|/)\.(?:bash_history|bashrc|bash_profile|bash_logout|profile|zshrc|zsh_history)$
+    | (?:^|/)\.env(?:\.(?:local|prod(?:uction)?|dev(?:elopment)?|staging|test))?$
     | (?:^|/)\.\./(?:etc|proc|sys|root|boot|dev)(?:/|$)
     | (?:^|/)\.config/(?:gcloud|autostart|systemd) | /\.jupyter(?:/|$)
     | (?:^|/)(?:id_(?:rsa|dsa|ecdsa|ed25519)|authorized_keys|known_hosts)(?:\.pub)?$
     | /proc/(?:self|thread-self|\d+)/(?:environ|mem|maps|root|fd|ns|auxv)
     | /proc/(?:kcore|kallsyms|sysrq-trigger|sys/) | /sys/(?:kernel|fs/cgroup|firmware)
     | /dev/(?:mem|kmem|sd[a-z]|nvme|vd[a-z]|kvm|fuse|tcp/|udp/)
-    | ^/root(?:/|$) | /var/(?:run/docker|run/secrets|spool/cron|log/auth|lib/docker)
+    | ^/root/\.\w | /var/(?:run/docker|run/secrets|spool/cron|log/auth|lib/docker)
     | /run/(?:docker|secrets|containerd) | docker\.sock$ | ^/boot(?:/|$)
     """,
     re.VERBOSE,
 )
 SYSTEM_PATH: Final = re.compile(
-    r"^/(?:s?bin|boot|dev|etc|lib(?:32|64)?|proc|sys|usr|var|run|srv|app|opt|home|mnt|media)(?:/|$)"
+    r"^/(?:s?bin|boot|dev|etc|lib(?:32|64)?|proc|sys|usr|var|root|run|srv|app|opt|home|mnt|media)(?:/|$)"
 )
 EVERYDAY_PATH: Final = re.compile(
     r"^/(?:(?:usr/|usr/local/)?s?bin/[\w.+-]+$|dev/(?:null|u?random|std\w+|shm)|usr/(?:share/(?:fonts|dict|zoneinfo)|local)"
@@ -316,7 +373,13 @@ METADATA_ADDRESS: Final = re.compile(
 LOCAL_ADDRESS: Final = re.compile(
     r"(?:^|//|@)(?:127\.\d+\.\d+\.\d+|localhost|0\.0\.0\.0|\[?::1\]?)(?:[:/]|$)", re.IGNORECASE
 )
+# `{self.__class__.__name__}` is how classes are shown, and leads nowhere.
 FORMAT_WALK: Final = re.compile(
-    r"\{\w*(?:\.\w+|\[[^\[\]{}]*\])*?(?:\.__\w+__|\.(?:gi|tb|f|cr)_\w+|\[__\w+__\])"
+    r"\{\w*(?:\.\w+|\[[^\[\]{}]*\])*?(?:"
+    r"\.__(?!(?:class|name|qualname|doc|version|module)__)\w+__"
+    r"|\.(?:gi_frame|gi_code|cr_frame|cr_code|ag_frame|ag_code|tb_frame|tb_next"
+    r"|f_(?:back|builtins|code|globals|locals))\b|\[__\w+__\])"
 )
-QUERY_ESCAPE: Final = re.compile(r"@\s*\w+\s*\.\s*\w+|__\w+__")
+# A call through what Python calls `@name`; in quotes it is data, such as an address.
+QUERY_ESCAPE: Final = re.compile(r"@\s*\w+(?:\s*\.\s*\w+)+\s*\(|__\w+__")
+QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")

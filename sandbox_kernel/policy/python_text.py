@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from sandbox_kernel.policy import python_tables as tables
@@ -11,23 +13,53 @@ from sandbox_kernel.policy.python_report import Report
 
 _LONGEST_PATH: Final = 300
 _LONGEST_FORMAT: Final = 4096
+_JOINING: Final = frozenset({"join", "joinpath", "format"})
+_SETTINGS: Final = re.compile(r"(?:^|/)\.env(?:\.\w+)?$")
+_SETTINGS_LOADERS: Final = frozenset({"dotenv", "load_dotenv", "dotenv_values", "find_dotenv"})
+_PLAIN_NAMES: Final = frozenset(
+    {"localhost", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "authorized_keys"}
+)
+_DETOUR: Final = re.compile(r"/(?:\.?/)+")
 
 
 class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> list[Any]: ...
+    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
 
 
 def examine_text(nodes: Nodes, names: Names, report: Report) -> None:
     """Look at all text that stands in the code, and at what is put together of constants."""
+    loaded: set[int] | None = None
     for node in nodes.of(ast.Constant):
         value = node.value
         if type(value) is str:
+            if ".env" in value and _SETTINGS.search(value):
+                loaded = _loaded_settings(nodes) if loaded is None else loaded
+                if id(node) in loaded:
+                    continue
             _examine(value, node, report)
         elif type(value) is bytes and len(value) <= _LONGEST_PATH:
             _examine(value.decode("latin-1"), node, report)
     for node in nodes.of(ast.BinOp, ast.JoinedStr):
         if type(value := names.fold(node)) is str:
             _examine(value, node, report)
+    for node in nodes.of(ast.Call):
+        joins = isinstance(node.func, ast.Attribute) and node.func.attr in _JOINING
+        if joins and type(value := names.fold(node)) is str:
+            _examine(value, node, report)
+
+
+def _loaded_settings(nodes: Nodes) -> set[int]:
+    """The paths in ``load_dotenv('.env')``: such files are there to be loaded."""
+    found: set[int] = set()
+    for node in nodes.of(ast.Call):
+        function = node.func
+        name = getattr(function, "attr", None) or getattr(function, "id", None)
+        if name == "run_line_magic" and node.args:
+            name = getattr(node.args[0], "value", None)  # %dotenv
+        if name in _SETTINGS_LOADERS:
+            found.update(map(id, node.args))
+            found.update(id(keyword.value) for keyword in node.keywords)
+    return found
 
 
 def _examine(text: str, node: ast.AST, report: Report) -> None:
@@ -38,13 +70,14 @@ def _examine(text: str, node: ast.AST, report: Report) -> None:
         return
     if (rule := tables.ATTRIBUTES_IN_TEXT.get(text)) is not None:
         report.hit(rule, text, node)
-    if ("/" in text or "." in text or ":" in text or text == "localhost") and " " not in text:
+    is_path = "/" in text or "." in text or ":" in text or text in _PLAIN_NAMES
+    if is_path and " " not in text:
         _examine_path(text, node, report)
         _examine_address(text, node, report)
 
 
 def _examine_path(text: str, node: ast.AST, report: Report) -> None:
-    path = text.removeprefix("file://")
+    path = _DETOUR.sub("/", text.removeprefix("file://")) if "/" in text else text
     if tables.SENSITIVE_PATH.search(path):
         report.hit("python.sensitive_path", text, node)
     elif tables.SYSTEM_PATH.search(path) and not tables.EVERYDAY_PATH.search(path):

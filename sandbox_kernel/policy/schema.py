@@ -12,9 +12,10 @@ from typing import Any, Final, get_args
 
 from sandbox_kernel.paths import policies_directory
 from sandbox_kernel.policy import model, rules
+from sandbox_kernel.policy.audit_section import LONGEST_PATTERN, PLACES
 from sandbox_kernel.policy.code_section import PARTS, Part, rules_of
 from sandbox_kernel.policy.model import LONGEST_NAME, Setting
-from sandbox_kernel.policy.sections import NAMES
+from sandbox_kernel.policy.sections import NAMES, OWN_VARIABLE, TABLES, VARIABLE
 from sandbox_kernel.policy.units import COUNT
 from sandbox_kernel.policy.verdict import DECISIONS
 
@@ -37,15 +38,27 @@ def policy_schema() -> dict[str, Any]:
                 "runtime": {"type": "string", "pattern": f"^({NAMES['runtime'].pattern})$"},
             },
         ),
-        "limits": _amounts("What one cell may use.", model.LIMITS),
+        "limits": _amounts("What one cell may use.", TABLES["limits"]),
         "budget": _amounts("What all cells may use together.", model.BUDGET),
         "network": _word(get_args(model.Network)),
         "workspace": _mapping("The notebook's folder.", {"mount": _word(get_args(model.Mount))}),
         "environment": _mapping(
-            "Variables passed on to the sandbox.", {"pass": {"type": "array", "maxItems": 0}}
+            "Variables passed on to the sandbox.",
+            {
+                "pass": {
+                    "type": "array",
+                    "items": {
+                        "type": "string",
+                        "pattern": f"^({VARIABLE.pattern})$",
+                        "not": {"pattern": f"^({OWN_VARIABLE.pattern})$"},
+                    },
+                }
+            },
         ),
         "code": _mapping("What the static check decides about a cell before it runs.", _code()),
+        "outputs": _word(get_args(model.Outputs)),
         "stdin": _word(get_args(model.Stdin)),
+        "audit": _mapping("What is kept of what cells did.", _audit()),
         "checkpoint": _word(get_args(model.Checkpoint)),
         "annotate": _word(get_args(model.Annotate)),
     }
@@ -53,6 +66,21 @@ def policy_schema() -> dict[str, Any]:
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A policy of sandbox-kernel",
         **_mapping("default.yaml says what each key means.", properties),
+    }
+
+
+def _audit() -> dict[str, Any]:
+    return {
+        **{key: {"enum": [True, False, "true", "false"]} for key in ("enabled", "required")},
+        "code": _word(get_args(model.AuditCode)),
+        "durability": _word(get_args(model.Durability)),
+        "redact": {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": LONGEST_PATTERN},
+        },
+        "anchor": {"type": "string", "pattern": f"^({PLACES['anchor'].pattern})$"},
+        "anchor_every": _amount(model.ANCHOR_EVERY),
+        "mirror": {"type": "string", "pattern": f"^({PLACES['mirror'].pattern})$"},
     }
 
 

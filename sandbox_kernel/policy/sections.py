@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, get_args
 
 from sandbox_kernel.policy import model
+from sandbox_kernel.policy.audit_section import read_audit
 from sandbox_kernel.policy.code_section import read_code
 from sandbox_kernel.policy.document import Node, read_choice, read_items, read_list, read_word
 from sandbox_kernel.policy.find import Source
 from sandbox_kernel.policy.model import Setting, suggestion
 from sandbox_kernel.policy.units import UnitError, shown
 
-# From weak to strong; what this build has of them is in `model.Level`.
-_LEVELS: Final = ("restricted", "process", "container", "gvisor")
-_ABSENT: Final = ("outputs", "audit")
 # Of `isolation`: what an engine can have as the name of an image or a runtime.
 NAMES: Final = {
     "image": re.compile(r"[a-z0-9][\w./:-]{0,200}(@sha256:[0-9a-f]{64})?", re.ASCII),
@@ -26,14 +24,11 @@ _EXAMPLES: Final = {
     "image": "`python`, a tag such as `team/analysis:3`, or one with its digest, `TAG@sha256:…`",
     "runtime": "`runsc`, or another runtime by its name in the engine's configuration",
 }
-
-
-def absent_section(key: str) -> tuple[str, str] | None:
-    """What to say of a section that other builds have."""
-    if key not in _ABSENT:
-        return None
-    hint = f"Remove it: nothing would enforce it. Sections: {', '.join(READERS)}."
-    return f"section {key!r} is not known to this build", hint
+# Of `environment`: a variable, and those that the sandbox sets itself or its Python starts by.
+VARIABLE: Final = re.compile(r"[A-Za-z_]\w{0,200}", re.ASCII)
+OWN_VARIABLE: Final = re.compile(
+    r"(HOME|USER|LOGNAME|TMPDIR|PATH|VIRTUAL_ENV|IPYTHONDIR|(PYTHON|LD_|GLIBC_|SANDBOX_KERNEL).*)"
+)
 
 
 def _read_amounts(
@@ -76,23 +71,19 @@ def _read_isolation(source: Source, section: str, node: Node) -> dict[str, Any]:
 
 
 def _level(source: Source, key: str, word: str, node: Node) -> str:
-    available = get_args(model.Level)
-    if word in available:
+    levels = get_args(model.Level)
+    if word in levels:
         return word
-    if word in _LEVELS:
-        what = f"{key}: this build has no level {word!r}"
-        source.refuse(node.start_mark, what, f"Write {' or '.join(available)}.")
     what = f"{key}: {shown(word)} is not a level of isolation"
-    source.refuse(node.start_mark, what, suggestion(word, _LEVELS))
+    source.refuse(node.start_mark, what, suggestion(word, levels))
 
 
-def _read_network(source: Source, section: str, node: Node) -> str:
+def _read_possible(words: Sequence[str], why: str, source: Source, section: str, node: Node) -> str:
+    """A word; another than ``words`` asks for what this build does not have."""
     word = read_word(source, section, node)
-    if word not in get_args(model.Network):
-        what = (
-            f"network: {shown(word)} is not possible in this build: its sandboxes have no network"
-        )
-        source.refuse(node.start_mark, what, "Write `network: none`.")
+    if word not in words:
+        what = f"{section}: {shown(word)} is not possible in this build: {why}"
+        source.refuse(node.start_mark, what, f"Write `{section}: {words[0]}`.")
     return word
 
 
@@ -112,25 +103,35 @@ def _read_workspace(source: Source, section: str, node: Node) -> dict[str, str]:
 def _read_environment(source: Source, section: str, node: Node) -> dict[str, tuple[str, ...]]:
     read: dict[str, tuple[str, ...]] = {}
     for key, value in read_items(source, node, section, ["pass"]):
-        for word, item in read_list(source, f"{section}.{key}", value):
-            # The sandbox is on its way, with its environment, before the policy is read.
-            what = f"environment.pass: {shown(word)} cannot be passed on by this build"
-            source.refuse(item.start_mark, what, "Write `pass: []`; set what a cell needs in it.")
-        read[key] = ()
+        words = list(read_list(source, f"{section}.{key}", value))
+        for word, item in words:
+            if not VARIABLE.fullmatch(word):
+                what = f"environment.pass: {shown(word)} is not the name of a variable"
+                source.refuse(item.start_mark, what, "Write names such as `TZ`, without values.")
+            if OWN_VARIABLE.fullmatch(word):
+                what = (
+                    f"environment.pass: {shown(word)} decides how the sandbox's own Python starts"
+                )
+                source.refuse(item.start_mark, what, "Leave it out; set it in a cell if need be.")
+        read[key] = tuple(dict.fromkeys(word for word, _ in words))
     return read
 
 
 # A new section: its table or its own reader here, its type in model.py, its argument in
 # `load.load_policy`, and its lines in effective.py and schema.py.
-TABLES: Final = {"limits": model.LIMITS, "budget": model.BUDGET}
+TABLES: Final = {"limits": model.LIMITS | model.SANDBOX_LIMITS, "budget": model.BUDGET}
 READERS: Final[Mapping[str, Callable[[Source, str, Node], Any]]] = {
     "isolation": _read_isolation,
     **{section: partial(_read_amounts, table) for section, table in TABLES.items()},
-    "network": _read_network,
+    "network": partial(_read_possible, get_args(model.Network), "its sandboxes have no network"),
     "workspace": _read_workspace,
     "environment": _read_environment,
     "code": read_code,
+    "outputs": partial(
+        _read_possible, get_args(model.Outputs), "what cells show reaches the browser as it is"
+    ),
     "stdin": partial(read_choice, get_args(model.Stdin)),
+    "audit": read_audit,
     "checkpoint": partial(read_choice, get_args(model.Checkpoint)),
     "annotate": partial(read_choice, get_args(model.Annotate)),
 }

@@ -20,7 +20,7 @@ _SECRET: Final = re.compile(
       | jupyter/runtime | jupyter_cookie_secret | jpserver-[^/]*\.json
     ) (/|$)
   | ^/etc/(passwd|shadow|gshadow|group|sudoers|master\.passwd|krb5\.keytab|ssl/private|ssh)[-.]?(/|$|d)
-  | ^/(root|home/[^/]+/\.(ssh|aws)|run/secrets|var/run/secrets|var/lib/pam|var/spool/cron)(/|$)
+  | ^/(root/\.[^/]+|home/[^/]+/\.(ssh|aws)|run/secrets|var/run/secrets|var/lib/pam|var/spool/cron)(/|$)
   | ^/proc/(self|thread-self|\d+|[?*\[$].*|\ufdd0)/(environ|mem|maps|root|cwd|fd|ns|auxv|cmdline)(/|$)
   | ^/proc/(kcore|kallsyms|keys|key-users|sysrq-trigger)$
     """,

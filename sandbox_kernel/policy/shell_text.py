@@ -9,10 +9,9 @@ from sandbox_kernel.policy import shell_commands, shell_paths, shell_wrappers
 from sandbox_kernel.policy.shell_tree import (
     PYTHON,
     SHELLS,
-    code_of,
     commands_in,
+    given,
     is_fork_bomb,
-    script_of,
     words_of,
 )
 from sandbox_kernel.policy.shell_words import (
@@ -282,10 +281,11 @@ class Text:
         is_script = name in ("source", ".") or name in _NODES or _SCRIPTS.fullmatch(name)
         if not (is_shell or is_python or is_script or name in self._reader.downloads):
             return
-        script = script_of(args)
-        if script and DOWNLOADED in script:
+        code, script = given(name, args)
+        said = code or script or ""
+        if DOWNLOADED in said:
             self._hit("shell.pipe_to_shell", whole)
-        elif script and DECODED in script:
+        elif DECODED in said:
             self._hit("shell.obfuscated", whole)
         if (script or name).rpartition("/")[2] in self._reader.downloads:
             self._hit("shell.run_download", whole)
@@ -295,7 +295,6 @@ class Text:
             and self._has_connection
         ):
             self._hit("shell.reverse_shell", whole)
-        code = code_of(name, args, is_shell)
         if code is None and (script is None or script in ("-", "/dev/stdin", "/proc/self/fd/0")):
             code = self._from_input(whole, stdin, feeders)
         if code is None:

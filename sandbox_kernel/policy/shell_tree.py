@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sandbox_kernel.policy.shell_words import name_set
 from sandbox_kernel.policy.syntax import Parsed, walk
@@ -56,28 +56,75 @@ def is_fork_bomb(parsed: Parsed, body: Node, name: str) -> bool:
     return calls > 0 and ("&" in kinds or (calls > 1 and "pipeline" in kinds))
 
 
-def script_of(args: Sequence[str]) -> str | None:
-    """The first argument of an interpreter that is no option."""
-    return next((arg for arg in args if arg == "-" or not arg.startswith(("-", "+"))), None)
+class Given(NamedTuple):
+    """What the words of an interpreter say that it runs; neither: what it reads."""
+
+    code: str | None = None
+    script: str | None = None
 
 
-def code_of(name: str, args: Sequence[str], is_shell: bool) -> str | None:
-    """The code among an interpreter's arguments."""
-    pattern = (
-        r"-\w*c|--command"
-        if is_shell or PYTHON.fullmatch(name)
-        else r"-\w*[ep]|--eval|--print|eval"
-    )
+def given(name: str, args: Sequence[str]) -> Given:
+    """What an interpreter is given to run: code among its arguments, or a script."""
+    if name in SHELLS:
+        return _of_shell(args)
+    if PYTHON.fullmatch(name):
+        return _of_python(args)
+    return _of_other(args)
+
+
+def _of_shell(args: Sequence[str]) -> Given:
+    """``-c`` may be one of several letters; the code is the first word behind all options."""
+    runs_code = reads_input = False
+    at = 0
+    while at < len(args) and args[at][:1] in ("-", "+") and len(args[at]) > 1:
+        sign, letters = args[at][0], args[at][1:]
+        at += 1
+        if letters == "-":
+            break
+        if letters[0] == "-":
+            if letters.startswith("-command"):
+                return Given(code=letters.partition("=")[2] or _word(args, at))
+            at += letters in ("-rcfile", "-init-file")
+            continue
+        if letters[0] == "c" and not letters.isalpha():
+            return Given(code=letters[1:])
+        runs_code |= sign == "-" and "c" in letters
+        reads_input |= sign == "-" and "s" in letters
+        at += letters.count("o") + letters.count("O")  # names of settings
+    if runs_code:
+        return Given(code=_word(args, at))
+    return Given(script=None if reads_input else _word(args, at))
+
+
+def _of_python(args: Sequence[str]) -> Given:
+    at = 0
+    while at < len(args) and args[at].startswith("-") and len(args[at]) > 1:
+        word = args[at]
+        at += 1
+        if word.startswith("--"):
+            at += word == "--check-hash-based-pycs"
+            continue
+        for place, letter in enumerate(word[1:], 2):
+            if letter == "c":
+                return Given(code=word[place:] or _word(args, at))
+            if letter == "m":
+                return Given(script=word[place:] or _word(args, at))
+            if letter in "WXQ":
+                at += place == len(word)  # the value is the rest of the word, or the next one
+                break
+    return Given(script=_word(args, at))
+
+
+def _of_other(args: Sequence[str]) -> Given:
     for index, arg in enumerate(args):
-        if re.fullmatch(pattern, arg) and index + 1 < len(args):
-            rest = [
-                word
-                for word in args[index + 1 :]
-                if not is_shell or not re.fullmatch(r"[-+]\w+", word)
-            ]
-            return rest[0] if rest else None
-        if not is_shell and (match := re.fullmatch(r"-c(.+)|--eval=(.+)", arg, re.DOTALL)):
-            return match[1] or match[2]
-        if not arg.startswith(("-", "+")):
-            return None
-    return None
+        if re.fullmatch(r"-\w*[ep]|--eval|--print|eval", arg) and index + 1 < len(args):
+            return Given(code=args[index + 1])
+        if match := re.fullmatch(r"-c(.+)|--eval=(.+)", arg, re.DOTALL):
+            return Given(code=match[1] or match[2])
+        if arg == "-" or not arg.startswith(("-", "+")):
+            return Given(script=arg)
+    return Given()
+
+
+def _word(args: Sequence[str], at: int) -> str | None:
+    return args[at] if at < len(args) else None

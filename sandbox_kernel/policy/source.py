@@ -28,13 +28,17 @@ from types import ModuleType
 from typing import Any, Final
 
 TOO_LONG: Final = "takes too long to read"
+FAILED: Final = "makes the check fail"
 _TOO_MANY: Final = "holds too many magics and shell commands"
 _STEPS: Final = 500  # IPython's own limit
 
 # No transformation applies to a cell unless a line begins with one of these, ends in a question mark,
 # or assigns a magic or a command. True of many lines in strings and comments too, at no harm.
-_STARTS: Final = ("%", "!", "?", "/", ",", ";", ">>>", "...", "In [", "[nav]", "[ins]")
-_ASSIGNS: Final = re.compile(r"=\s*[%!]")
+_FIRST: Final = re.compile(r"^[^\S\n]*(?:[%!?/,;]|>>>|\.\.\.|In\ \[|\[nav\]|\[ins\])", re.MULTILINE)
+_LAST: Final = re.compile(r"\?[^\S\n]*$", re.MULTILINE)
+_ASSIGNED: Final = re.compile(r"=\s*[%!]")
+
+_BLANK: Final = re.compile(r"^[ \t]+$", re.MULTILINE)
 
 # IPython's pattern for `name?` takes time that grows with the square of a word's length, and its
 # tokenizer some 2 µs for each token.
@@ -106,7 +110,7 @@ def read_cell(
         code, places = _transform(lines, deadline)
     else:
         code, places = _clean(whole, lines)
-    if len(code.splitlines()) == 1:
+    if (len(lines) if code is whole else len(code.splitlines())) == 1:
         line = code.rstrip("\n")
         code = _prefilter(line, known_names) + "\n"
         if code != line + "\n":
@@ -116,17 +120,18 @@ def read_cell(
 
 
 def _may_need_ipython(whole: str, lines: list[str]) -> bool:
-    if len(lines) != whole.count("\n"):
-        return True  # separators that are lines to IPython's tokenizer, but not to Python
-    for line in lines:
-        bare = line.strip()
-        if bare.startswith(_STARTS) or bare.endswith("?"):
-            return True
-    return _ASSIGNS.search(whole) is not None
+    # Separators that are lines to IPython's tokenizer, but not to Python, or one of its signs.
+    if len(lines) != whole.count("\n") or ("?" in whole and _LAST.search(whole)):
+        return True
+    if ("%" in whole or "!" in whole) and _ASSIGNED.search(whole):
+        return True
+    return _FIRST.search(whole) is not None
 
 
 def _clean(whole: str, lines: list[str]) -> tuple[str, list[_Place] | None]:
     """What IPython does to every cell: no blank lines first, no common indentation."""
+    if not whole[0].isspace() and _BLANK.search(whole) is None:
+        return whole, None
     first = next((number for number, line in enumerate(lines) if not line.isspace()), 0)
     code = dedent("".join(lines[first:]) if first else whole)
     if first == 0 and (code is whole or code == whole):

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sandbox_kernel.policy.source import Unreadable
+from sandbox_kernel.policy.source import TOO_LONG, Unreadable
 
 if TYPE_CHECKING:
     from tree_sitter import Language, Node, Point
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_TOO_LONG: Final = "takes too long to read"
 _MAX_BYTES: Final = 256 * 1024
 _MAX_NODES: Final = 40_000  # some 100 ms of walking
 _MAX_SECONDS: Final = 0.1
@@ -81,7 +80,7 @@ class Parsed:
 def parse_shell(text: str, edits: Sequence[Edit] = ()) -> Parsed:
     """The tree of a shell text. Raises ``Unreadable`` if that would take too long."""
     if text.count("|") > _MAX_PIPES:
-        raise Unreadable(_TOO_LONG)
+        raise Unreadable(TOO_LONG)
     return Parsed(text, edits, _shell)
 
 
@@ -111,7 +110,7 @@ def _parse(data: bytes, language: Language) -> Node:
     from tree_sitter import Parser
 
     if len(data) > _MAX_BYTES:
-        raise Unreadable(_TOO_LONG)
+        raise Unreadable(TOO_LONG)
     parser = Parser(language)  # its own, since threads must not share one
     if len(data) <= _CHUNK:
         return _bounded(parser.parse(data).root_node)
@@ -127,13 +126,13 @@ def _parse(data: bytes, language: Language) -> Node:
 
     tree = parser.parse(read)
     if late:
-        raise Unreadable(_TOO_LONG)
+        raise Unreadable(TOO_LONG)
     return _bounded(tree.root_node)
 
 
 def _bounded(root: Node) -> Node:
     if root.descendant_count > _MAX_NODES:
-        raise Unreadable(_TOO_LONG)
+        raise Unreadable(TOO_LONG)
     return root
 
 

@@ -94,6 +94,7 @@ _SIZES: Final = {
 DURATION: Final = Kind("a duration", "500ms, 90s, 10min or 2h", _DURATIONS, "s")
 SIZE: Final = Kind("a size", "64KiB, 512MiB, 2GiB or 2GB", _SIZES, "B")
 COUNT: Final = Kind("a whole number", "256", {"": 1}, "")
+PROCESSORS: Final = Kind("a number of processors", "2, 1.5 or 0.5", {"": 1000}, "")
 
 
 def shown(value: object) -> str:

@@ -16,13 +16,19 @@ from sandbox_kernel.cli import main
 from sandbox_kernel.policy import find, levels
 from sandbox_kernel.policy.model import Code
 from sandbox_kernel.policy.rules import all_ids, rule
+from sandbox_kernel.policy.source import FAILED, TOO_LONG
 from sandbox_kernel.policy.verdict import DECISIONS, Finding, Verdict
 
 REPOSITORY = Path(__file__).parents[3]
 SHIPPED = ["trusted", "default", "strict", "paranoid"]
 
 
-WORDS = {"frames": "python.frames", "broken": "cell.unreadable"}
+WORDS = {
+    "frames": "python.frames",
+    "broken": "cell.unreadable",
+    TOO_LONG: "cell.unreadable",
+    FAILED: "cell.unreadable",
+}
 
 
 class FakeJudge:
@@ -300,13 +306,13 @@ def test_the_pre_commit_hook_is_this_command() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl"])
-def test_a_corpus_is_counted_with_unreadable_cells_apart(
+def test_a_corpus_is_counted_with_what_is_no_code_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
 ) -> None:
     entries = [
         {"cells": ["1", "frames", "frames frames"]},
         {"cells": ["1", "broken frames"]},
-        {"cells": []},
+        {"cells": [TOO_LONG, FAILED]},
         {"code": "frames", "language": "python"},
     ]
     data = "\n".join(map(json.dumps, entries)).encode()
@@ -315,14 +321,15 @@ def test_a_corpus_is_counted_with_unreadable_cells_apart(
     assert run("check", "--corpus", path, "--policy", "default", "--json") == 0
     assert printed(capsys) == {
         "policy": "default",
-        "cells": 6,
+        "cells": 8,
         "notebooks": 4,
-        "denied_cells": 3,
-        "denied_notebooks": 2,
+        "denied_cells": 5,
+        "denied_notebooks": 3,
+        "not_read_in_time_cells": 1,
         "unparseable_cells": 1,
         "asked_cells": 0,
         "warned_cells": 0,
-        "by_rule": {"python.frames": 3},
+        "by_rule": {"python.frames": 3, "cell.unreadable": 2},
     }
     assert run("check", "--corpus", path) == 0
     assert "denied notebooks" in capsys.readouterr().out

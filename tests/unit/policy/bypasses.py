@@ -13,12 +13,13 @@ Class = Literal["S", "P", "I"]
 
 
 class Technique(NamedTuple):
-    """One row of the threat model, with its variants by name."""
+    """One row of the threat model, or a further one, with its variants by name."""
 
     number: int
     name: str
     kind: Class
     variants: dict[str, str]
+    inner_python: str = ""  # the version of the Python that runs the cells, if it is another one
 
 
 class Bypass(NamedTuple):
@@ -140,6 +141,14 @@ TECHNIQUES: Final = (
             "bash-c": "!bash -c 'sh -c \"cat /etc/shadow\"'",
             "substitution": "!echo $(cat /etc/shadow)",
             "heredoc": "!bash <<< 'cat /etc/shadow'",
+            "bash-options": "!bash -euo pipefail -c 'cat /etc/shadow'",
+            "bash-letters": "!bash -ce 'cat /etc/shadow'",
+            "python-options": "!python3 -W ignore -X dev -c \"open('/etc/shadow')\"",
+            "executable": (
+                "import subprocess\n"
+                "subprocess.run(['x', '-c', 'cat /etc/shadow'], executable='/bin/sh')"
+            ),
+            "command-keyword": "import os\nos.system(command='cat /etc/shadow')",
         },
     ),
     Technique(
@@ -159,6 +168,8 @@ TECHNIQUES: Final = (
             "nested": "%%time\n%%capture\n!cat /etc/shadow",
             "heredoc": "%%sh\nbash <<EOF\ncat /etc/shadow\nEOF",
             "ruby": "%%ruby\n`id`",
+            "bash-arguments": "%%bash -c 'cat /etc/shadow'\nls",
+            "bash-out-arguments": "%%sh --out x -c 'cat /etc/shadow'\nls",
         },
     ),
     Technique(
@@ -212,8 +223,27 @@ TECHNIQUES: Final = (
             "load-ext": "%load_ext m",
             "alias": "%alias z cat /etc/shadow",
             "alias-magic": "%alias_magic t sx",
+            "alias-of-half": "%alias z cat",
+            "autocall": "%autocall 2",
+            "autocall-set": "%config ZMQInteractiveShell.autocall = 2",
+            "autocall-attribute": "get_ipython().autocall = 2",
+            "rehashx": "%rehashx",
             "config": "%config IPCompleter.greedy = eval('1')",
             "time-shell": "%time !cat /etc/shadow",
+            "time-minus": "%time -eval('1')",
+            "timeit-flag": "%timeit -o eval('1')",
+            "timeit-flags": "%timeit -cq eval('1')",
+            "prun-flag": "%prun -r eval('1')",
+            "braces": "%matplotlib {__import__('ctypes').CDLL(None).system(b'id')}",
+            "braces-precision": "%precision {eval('1')}",
+            "braces-xmode": "%xmode {exec('pass')}",
+            "braces-who": "%who {eval('1')}",
+            "braces-capture": "%%capture {eval('1')}\npass",
+            "braces-bash": "%%bash {eval('1')}\nls",
+            "braces-slice": "%precision {eval('1')[0:1]}",
+            "braces-first": "%precision {eval('1')} {print $1}",
+            "braces-shell": "!echo {exec('pass')}",
+            "braces-assigned": "x = !echo {exec('pass')}",
         },
     ),
     Technique(
@@ -235,6 +265,25 @@ TECHNIQUES: Final = (
             "getattr": "getattr(get_ipython(), 'sys' + 'tem')('cat /etc/shadow')",
             "mapped": "list(map(get_ipython().system, ['cat /etc/shadow']))",
             "ex": "get_ipython().ex('import os')\nget_ipython().ev('eval(1)')",
+            "in-list": "[get_ipython()][0].system('id')",
+            "in-loop": "for f in [get_ipython]: f().system('id')",
+            "lambda": "(lambda f: f().system('id'))(get_ipython)",
+            "returned": "def ip(): return get_ipython()\nip().system('id')",
+            "matched": "match get_ipython():\n    case object(system=f): f('id')",
+            "method-caller": "import operator\noperator.methodcaller('system', 'id')(get_ipython())",
+            "class": "get_ipython().__class__.system(get_ipython(), 'id')",
+            "type": "type(get_ipython()).system(ip, 'id')",
+            "of-exit": "exit._ip.system('cat /etc/shadow')",
+            "of-quit": "q = quit\n[q][0]._ip.system('cat /etc/shadow')",
+            "unpacked": "a, *b = get_ipython(), 1\na.system('id')",
+            "in-class": "class A: ip = get_ipython()\nA.ip.system('id')",
+            "kept": "x.ip = get_ipython()",
+            "last-output": "get_ipython()",
+            "parent": "get_ipython().display_formatter.parent.system('cat /etc/shadow')",
+            "own-str": "str = lambda f: f.system('id')\nstr(get_ipython())",
+            "walrus": "(ip := get_ipython()) and ip.system('cat /etc/shadow')",
+            "rebound": "get_ipython().system('cat /etc/shadow')\nget_ipython = 1",
+            "rebound-first": "if 0: get_ipython = 1\nget_ipython().system('cat /etc/shadow')",
         },
     ),
     Technique(
@@ -317,6 +366,9 @@ TECHNIQUES: Final = (
             "from-builtins": "from builtins import eval as harmless\nharmless('1')",
             "self": "print.__self__.eval('1')",
             "sorted": "sorted(['1'], key=eval)",
+            "rebound": "eval('1')\nif 0: eval = 1",
+            "rebound-module": "import os\nif 0: os = 1\nos.system('cat /etc/shadow')",
+            "rebound-globals": "globals()['eval']('1')\nglobals = vars = 1",
         },
     ),
     Technique(
@@ -581,6 +633,22 @@ TECHNIQUES: Final = (
         },
     ),
     Technique(
+        37,
+        "syntax newer than the check",
+        "S",
+        {
+            "type-alias": "type X = ().__subclasses__()",
+            "type-parameter": "def f[T: ().__subclasses__()](): pass",
+            "quotes-in-f-string": "f'{'a'}' + ().__subclasses__()",
+            "template-string": 't"{().__subclasses__()}"',
+            "bare-except": "try: pass\nexcept A, B: ().__subclasses__()",
+            "of-tomorrow": "unless x: ().__subclasses__()",
+            "in-exec": "exec('unless x: ().__subclasses__()')",
+            "in-magic": "%time unless x: ().__subclasses__()",
+        },
+        inner_python="99.0",
+    ),
+    Technique(
         38,
         "native code",
         "I",
@@ -588,6 +656,25 @@ TECHNIQUES: Final = (
             "memfd": "import os\nfd = os.memfd_create('x')\nos.write(fd, elf)\nos.execve(fd, ['x'], {})",
             "wheel": "%pip install ./evil.whl",
             "extension": "import sys\nsys.path.append('.')\nimport evil",
+        },
+    ),
+    Technique(
+        39,
+        "scripts shown by Python",
+        "S",
+        {
+            "class": "from IPython.display import Javascript\nJavascript(\"fetch('/api/terminals')\")",
+            "star": "from IPython.display import *\nJavascript(\"fetch('/api/terminals')\")",
+            "star-core": "from IPython.core.display import *\ndisplay_javascript('x()', raw=True)",
+            "mime-type": "display({'application/javascript': 'x()'}, raw=True)",
+            "mime-type-in-parts": "display({'application/' + 'javascript': 'x()'}, raw=True)",
+            "mime-type-by-name": "k = 'application/javascript'\ndisplay({k: 'x()'}, raw=True)",
+            "method": "class A:\n    def _repr_javascript_(self): return 'x()'",
+            "lambda": "class A: _repr_javascript_ = lambda self: 'x()'",
+            "attribute": "A._repr_javascript_ = f",
+            "setattr": "setattr(A, '_repr_' + 'javascript_', f)",
+            "type": "type('A', (), {'_repr_javascript_': f})()",
+            "html": "from IPython.display import *\nHTML('<script>x()</script>')",
         },
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -20,8 +21,10 @@ from sandbox_kernel.policy.model import Code, Names
 from sandbox_kernel.policy.verdict import DECISIONS, Decision, Verdict
 
 from .bypasses import BYPASSES, TECHNIQUES, Bypass
+from .figures import DOCUMENT, published
 
-NOISY_SECONDS = 1.0  # of a bound of 0.25 s, on a machine that does other things too
+# Of a processor; the bound is 0.25 s, and a busy machine makes all work slower.
+NOISY_SECONDS = 0.6
 
 
 @cache
@@ -113,6 +116,51 @@ def test_an_alias_of_an_earlier_cell_is_known(default: Code) -> None:
     assert "python.frames" in rules(judge.judge("harmless._getframe(1)"))
 
 
+@pytest.mark.parametrize(
+    ("policy", "cells"),
+    [
+        ("strict", ["get_ipython = get_ipython", "get_ipython().system('cat /etc/shadow')"]),
+        ("strict", ["import math\nif 0: get_ipython = 1", "get_ipython().run_cell('eval(1)')"]),
+        ("default", ["import os", "os = os", "os.system('cat /etc/shadow')"]),
+        ("default", ["open = open", "open('/x', 'w')\nopen(b'/etc/shadow')"]),
+        ("default", ["type = type", "type(lambda: 0)(c, {})"]),
+    ],
+)
+def test_a_name_bound_again_hides_nothing(policy: str, cells: list[str]) -> None:
+    judge = Judge(code_of(policy))
+    *before, last = cells
+    assert {judge.judge(cell).decision for cell in before} <= {"allow", "warn"}
+    assert judge.judge(last).decision == "deny"
+
+
+@pytest.mark.parametrize(
+    ("cells", "decision"),
+    [
+        (["a = '/etc/'", "open(a + 'shadow')"], "deny"),
+        (["a = '/etc/'\nb = a", "open(f'{b}shadow')"], "deny"),
+        (["a = '/et' + 'c/'", "x = 1", "!ls\nopen(a + 'shadow')"], "deny"),
+        (["a = '/etc/'", "a = f()", "open(a + 'shadow')"], "allow"),
+        (["a = '/etc/'", "for a in x: open(a + 'shadow')"], "allow"),
+        (["a = '/etc/'", "def f(a): open(a + 'shadow')"], "allow"),
+        (["a = '/etc/'", "del a", "open(a + 'shadow')"], "allow"),
+        (["a = '/etc/'\na += 'x'", "open(a + 'shadow')"], "allow"),
+    ],
+)
+def test_texts_of_earlier_cells_are_known(
+    cells: list[str], decision: Decision, default: Code
+) -> None:
+    judge = Judge(default)
+    *_, last = [judge.judge(cell) for cell in cells]
+    assert last.decision == decision
+
+
+@pytest.mark.usefixtures("no_zombies")
+def test_texts_of_a_large_cell_are_known(default: Code) -> None:
+    judge = Judge(default)
+    assert judge.judge(long("a = 'sh' + 'adow'")).decision == "allow"
+    assert judge.judge("open('/etc/' + a)").decision == "deny"
+
+
 def test_a_denied_cell_leaves_nothing(default: Code) -> None:
     judge = Judge(default)
     assert (
@@ -153,6 +201,134 @@ def test_expressions_behind_the_cell_are_judged(strict: Code) -> None:
 def test_expressions_know_what_the_cell_defines(strict: Code) -> None:
     verdict = Judge(strict).judge("import json as j", ["j.codecs.builtins"])
     assert "python.transitive_module" in rules(verdict)
+
+
+@pytest.mark.parametrize(
+    "cell", ["!echo {exec('import ctypes')}", "%cd {x.gi_frame}", "%%bash {x.gi_frame}\nls"]
+)
+def test_what_ipython_evaluates_for_a_command_is_judged(cell: str, default: Code) -> None:
+    assert Judge(default).judge(cell).decision == "deny"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "!awk '{print $1}' x",
+        "!awk '{s += $1} END {print s}' x",
+        "!wget {url} -O {os.path.basename(url)}",
+        "!find . -name x -exec ls {} +",
+        "!echo {a,b} ${HOME}",
+        "%tensorboard --logdir={FLAGS.model_dir}",
+    ],
+)
+def test_braces_in_commands_of_honest_notebooks_are_allowed(cell: str, default: Code) -> None:
+    assert Judge(default).judge(cell).decision == "allow"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "from sqlalchemy import inspect\ninspect(engine)",
+        "from rich import inspect\ninspect(x)",
+        "df.os.value_counts()",
+        "if args.os == 'linux': x = df.os.replace('a', 'b')",
+        "from data_loader import get_loader\nloader = get_loader(path)",
+        "x.load_module()",
+        "'{self.__class__.__name__}'.format(self=self)",
+        "'{f.__name__}: {f.__doc__}'.format(f=f)",
+        "'{o.f_score} {o.tb_log}'.format(o=o)",
+        "form.get_field('a')",
+        "df.query('a > @cfg.x')",
+        "df.query('email == \"a@b.com\"')",
+        "df.query('email == \"a@b.com(x)\" and a in @names')",
+        "from dotenv import load_dotenv\nload_dotenv('.env')",
+        "import dotenv\nconfig = dotenv.dotenv_values(dotenv_path='config/.env.local')",
+        "%dotenv .env",
+        "open = 5\ntype = 'linear'\nvars = [open, type]",
+    ],
+)
+def test_honest_code_that_looks_like_an_attack_is_allowed(cell: str, default: Code) -> None:
+    assert Judge(default).judge(cell).decision == "allow"
+
+
+@pytest.mark.parametrize(
+    ("cell", "rule"),
+    [
+        (
+            "import importlib.util\n"
+            "spec = importlib.util.spec_from_file_location('m', 'm.py')\n"
+            "m = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(m)",
+            "python.load_file",
+        ),
+        ("import imp\nm = imp.load_source('m', 'm.py')", "python.load_file"),
+        ("pd.read_csv('/root/data.csv')", "python.system_path"),
+        ("!ls /root/data", "shell.system_path"),
+    ],
+)
+def test_what_honest_code_seldom_does_is_warned_of(cell: str, rule: str, default: Code) -> None:
+    verdict = Judge(default).judge(cell)
+    assert verdict.decision == "warn"
+    assert rule in rules(verdict)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "import math\nmath.__loader__.load_module('posix')",
+        "from importlib.machinery import BuiltinImporter as B\nB.load_module('posix')",
+        "df.query('@pd.io.common.os.system(\"id\") == 0')",
+        "df.query(\"a == 'b' and @x.y . z ('id')\")",
+        "'{o.f_globals}'.format(o=o)",
+        "'{0.__class__.__init__.__globals__}'.format(o)",
+        "import string\nstring.Formatter().get_field('0.os', [o], {})",
+        "open('.env')",
+        "open('config/.env.local')",
+        "open('/root/.ssh/x')",
+        "open('id_rsa')",
+        "open('/etc//shadow')",
+        "open('/etc/./shadow')",
+        "open(''.join(['/etc/', 'shadow']))",
+        "import os\nopen(os.path.join('/etc', 'shadow'))",
+        "from pathlib import Path\n(Path('/etc') / 'shadow').read_text()",
+        "open('{}/{}'.format('/etc', 'shadow'))",
+        "import os\nos.system(command='cat /etc/shadow')",
+        "import subprocess\nsubprocess.run(['x', '-c', 'nc y'], executable='/bin/sh')",
+        "!bash -o pipefail -c 'nc y'",
+        "!python3 -W ignore -c 'import ctypes'",
+        "frame.io.common.os.system('nc y')",
+        "x._os.popen('nc y')",
+    ],
+)
+def test_what_is_no_honest_code_is_denied(cell: str, default: Code) -> None:
+    assert Judge(default).judge(cell).decision == "deny"
+
+
+@pytest.mark.parametrize(
+    "cell", ["%alias z cat", "%alias_magic z sx", "%autocall 2", "%autocall", "%rehashx"]
+)
+def test_nothing_changes_how_later_lines_are_read(cell: str, default: Code) -> None:
+    assert Judge(default).judge(cell).decision == "deny"
+
+
+@pytest.mark.parametrize("cell", ["%alias", "%alias z", "%unalias z", "%autocall 0"])
+def test_a_look_at_names_of_commands_is_allowed(cell: str, default: Code) -> None:
+    assert Judge(default).judge(cell).decision == "allow"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "ip = get_ipython()\nip.run_line_magic('matplotlib', 'inline')",
+        "from IPython import get_ipython\nif get_ipython() is not None: x = 1",
+        "in_colab = 'google.colab' in str(get_ipython())",
+        "get_ipython().__class__.__name__ == 'ZMQInteractiveShell'",
+        "hasattr(get_ipython(), 'kernel')",
+        "%matplotlib inline\n!ls",
+    ],
+)
+def test_a_question_about_the_shell_is_allowed(cell: str, strict: Code) -> None:
+    code = strict._replace(imports=Names("allow", {}))
+    assert Judge(code).judge(cell).decision == "allow"
 
 
 # Findings ------------------------------------------------------------------------------------------
@@ -235,6 +411,27 @@ def test_what_python_cannot_take_is_denied(policy: str) -> None:
 @pytest.mark.parametrize("cell", ["x = = 1", "for", "print 'x'", "'", "(", "def f(:\n  pass"])
 def test_a_syntax_error_is_left_to_python(cell: str, strict: Code) -> None:
     assert Judge(strict).judge(cell) == Verdict("allow")
+
+
+@pytest.mark.parametrize(
+    ("version", "decision"),
+    [
+        (f"{sys.version_info[0]}.{sys.version_info[1]}.99", "allow"),
+        (f"{sys.version_info[0]}.{sys.version_info[1] - 1}.0", "allow"),
+        (f"{sys.version_info[0]}.{sys.version_info[1] + 1}.0", "deny"),
+        ("nonsense", "deny"),
+        (None, "deny"),
+    ],
+)
+def test_what_only_a_newer_python_may_read_is_denied(
+    version: str | None, decision: str, default: Code
+) -> None:
+    judge = Judge(default)
+    judge.know_inner_python(version)
+    assert judge.judge("x = 1\n!awk '{print $1}' x").decision == "allow"
+    verdict = judge.judge("x = = 1")
+    assert verdict.decision == decision
+    assert rules(verdict) == ({"cell.unreadable"} if decision == "deny" else set())
 
 
 def test_a_fault_of_the_check_is_a_denial(
@@ -397,9 +594,17 @@ BOUNDS = {
     "functions in functions": "".join(" " * n + "def f():\n" for n in range(99)) + " " * 99 + "1",
     "else if": "if a: pass\n" + "elif a: pass\n" * 50_000,
     "lambdas": "x = " + "lambda: " * 90 + "1",
+    "long texts that are computed": "exec(['%s'.upper()*1 + 'a'*65000 for c in 'y'*999])\n" * 120,
+    "long texts that are replaced": "exec('a'.replace('a', 'b'*65000).replace('c', 'd'))\n" * 150,
     "a module of many dots": "import " + ".".join(["a"] * 300_000),
     "star imports": "from os import *\n" * 50_000,
 }
+
+
+def processor_seconds() -> float:
+    """Of this process and of the forks it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 @pytest.mark.slow
@@ -410,9 +615,9 @@ def test_a_verdict_comes_in_time(name: str, policy: str) -> None:
     cell = BOUNDS[name]
     judge = Judge(code_of(policy)._replace(max_bytes=2 * MIB))
     judge.judge("!ls\nx = 1")  # what is loaded once
-    began = time.perf_counter()
+    began = processor_seconds()
     verdict = judge.judge(cell)
-    seconds = time.perf_counter() - began
+    seconds = processor_seconds() - began
     rule = verdict.findings[0].rule if verdict.findings else ""
     print(f"{name}, {len(cell) >> 10} KiB: {1e3 * seconds:.0f} ms, {verdict.decision} {rule}")
     assert seconds < NOISY_SECONDS
@@ -427,6 +632,13 @@ def without_names(code: Code) -> Code:
     return code._replace(imports=anything, commands=anything, magics=anything)
 
 
+def verdict_on(bypass: Bypass, code: Code, cell: str = "") -> Verdict:
+    judge = Judge(code)
+    if bypass.technique.inner_python:
+        judge.know_inner_python(bypass.technique.inner_python)
+    return judge.judge(cell or bypass.cell)
+
+
 RELIABLE = [bypass for bypass in BYPASSES if bypass.technique.kind == "S"]
 
 
@@ -437,29 +649,32 @@ def test_each_technique_has_variants() -> None:
 
 @pytest.mark.parametrize("bypass", RELIABLE, ids=str)
 def test_strict_denies_what_can_be_seen_reliably(bypass: Bypass, strict: Code) -> None:
-    assert Judge(strict).judge(bypass.cell).decision == "deny"
+    assert verdict_on(bypass, strict).decision == "deny"
     # And for what it is, not because a module or command has no place in the lists.
-    assert Judge(without_names(strict)).judge(bypass.cell).decision == "deny"
+    assert verdict_on(bypass, without_names(strict)).decision == "deny"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bypass", RELIABLE, ids=str)
 def test_a_large_cell_hides_nothing(bypass: Bypass, strict: Code) -> None:
-    assert Judge(strict).judge(long(bypass.cell)).decision == "deny"
+    assert verdict_on(bypass, strict, long(bypass.cell)).decision == "deny"
 
 
-def test_how_much_of_each_class_is_denied() -> None:
-    """Printed, not promised: what is of class P or I is for the sandbox."""
+def test_as_much_of_each_class_is_denied_as_is_published() -> None:
+    """What is of class P or I is for the sandbox; what is said about it must be true all the same."""
     policies: dict[str, Code] = {name: code_of(name) for name in ("default", "strict")}
     policies["strict without lists"] = without_names(policies["strict"])
     counts: dict[str, Counter[tuple[str, Decision]]] = defaultdict(Counter)
     for bypass in BYPASSES:
         for name, code in policies.items():
-            decision = Judge(code).judge(bypass.cell).decision
+            decision = verdict_on(bypass, code).decision
             counts[bypass.technique.kind][name, decision] += 1
     for kind, of_kind in sorted(counts.items()):
         number = of_kind.total() // len(policies)
         for name in policies:
             shares = {decision: of_kind[name, decision] for decision in reversed(DECISIONS)}
             print(f"class {kind}, {name}: {shares} of {number}")
+        denied = [f"{of_kind[name, 'deny']} of {number}" for name in policies]
+        assert published(kind)[1:] == denied
     assert counts["S"]["strict", "deny"] == len(RELIABLE)
+    assert f"{len(BYPASSES)} variants of {len(TECHNIQUES)} techniques" in DOCUMENT.read_text()

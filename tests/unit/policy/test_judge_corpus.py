@@ -21,12 +21,16 @@ from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.verdict import DECISIONS, Verdict
 
 from .bypasses import BYPASSES
+from .figures import published
 from .test_python_corpus import SEMANTIC, corpus
 
 pytestmark = pytest.mark.slow
 
-# How many cells of noise are judged; 100,000 take some minutes.
+# How many cells of noise are judged; 100,000, as docs/static-check.md says, take some minutes.
 FUZZED = int(os.environ.get("SANDBOX_KERNEL_FUZZ", "8000"))
+
+# Of a processor; the bound is 0.25 s, and a busy machine makes all work slower.
+NOISY_SECONDS = 0.6
 
 # What other checks flag of the same code, from the threat model.
 BASELINES = {
@@ -293,7 +297,7 @@ def test_nothing_is_said_about_plain_functions(policy: str) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "most_cells", "most_notebooks"),
-    [("default", 0.005, 0.02), ("trusted", 0, 0), ("strict", 1, 1)],
+    [("default", 0.005, 0.02), ("trusted", 0, 0), ("strict", 0.1, 0.7)],
 )
 def test_few_real_notebooks_are_denied(
     policy: str, most_cells: float, most_notebooks: float
@@ -315,16 +319,22 @@ def test_few_real_notebooks_are_denied(
     print(f"{denied_notebooks} of {len(notebooks)} notebooks; by {dict(by_rule.most_common(8))}")
     assert decisions["deny"] <= most_cells * cells
     assert denied_notebooks <= most_notebooks * len(notebooks)
+    column = {"default": 0, "strict": 1}.get(policy)
+    if column is not None:
+        # One more where the machine is too busy to read the largest in time.
+        for row, count in (("cells", decisions["deny"]), ("notebooks", denied_notebooks)):
+            said = int(published(f"benign {row} denied")[column].split()[0].replace(",", ""))
+            assert said <= count <= said + 1
 
 
 # Harm ----------------------------------------------------------------------------------------------
 
 
-def test_how_much_hostile_code_is_denied() -> None:
+def test_as_much_hostile_code_is_denied_as_is_published() -> None:
     programs = corpus("hostile-redcode.jsonl.gz")
     print(f"\nbaselines: {BASELINES}")
     denied: dict[tuple[str, str], int] = {}
-    for policy in ("default", "strict"):
+    for column, policy in enumerate(("default", "strict")):
         code = load_policy(policy).code
         for language in ("python", "bash"):
             of_language = [one for one in programs if one["language"] == language]
@@ -343,6 +353,8 @@ def test_how_much_hostile_code_is_denied() -> None:
                 f" without semantic harm {meant.count('deny')} of {len(meant)}"
                 f" ({100 * meant.count('deny') / len(meant):.1f} %)"
             )
+            said = published(f"hostile {language.capitalize()} denied")[column]
+            assert said.startswith(f"{100 * denied[policy, language] / len(decisions):.1f} %")
     # Those of the default are early warnings; strict is an allow-list.
     assert denied["strict", "python"] > denied["default", "python"] > 0
     assert denied["strict", "bash"] > denied["default", "bash"] > 0
@@ -384,23 +396,31 @@ def noise(number: int, cells: list[str], seed: int = 20) -> Iterator[str]:
         yield text
 
 
+def processor_seconds() -> float:
+    """Of this thread and of the forks it has waited for."""
+    times = os.times()
+    return time.thread_time() + times.children_user + times.children_system
+
+
 def test_noise_gets_a_verdict() -> None:
     cells = [cell for notebook in corpus("benign-notebooks.jsonl.gz") for cell in notebook["cells"]]
     for program in corpus("hostile-redcode.jsonl.gz"):
         cells.append(("%%bash\n" if program["language"] == "bash" else "") + program["code"])
     cells += [bypass.cell for bypass in BYPASSES] * 20
     judges = [Judge(load_policy(policy).code) for policy in ("default", "strict", "paranoid")]
-    decisions, seconds = Counter[str](), []
+    decisions, seconds, slowest = Counter[str](), [], 0.0
     for number, text in enumerate(noise(FUZZED * 9 // 10, cells)):
-        began = time.perf_counter()
+        began, began_at = processor_seconds(), time.perf_counter()
         verdict = judges[number % len(judges)].judge(text)
-        seconds.append(time.perf_counter() - began)
+        slowest = max(slowest, time.perf_counter() - began_at)
+        seconds.append(processor_seconds() - began)
         decisions[verdict.decision] += 1
         is_sound(verdict, text)
     seconds.sort()
     p99 = seconds[len(seconds) * 99 // 100]
     print(f"\n{dict(decisions)}; p99 {1e3 * p99:.1f} ms, slowest {1e3 * seconds[-1]:.0f} ms")
-    assert seconds[-1] < 2  # of 0.25 s, on a busy machine
+    assert seconds[-1] < NOISY_SECONDS
+    assert slowest < 2  # on the clock: of 0.25 s, on a busy machine
 
 
 def is_sound(verdict: Verdict, text: str) -> None:

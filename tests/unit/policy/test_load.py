@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sandbox_kernel.errors import PolicyError
 from sandbox_kernel.paths import policies_directory
 from sandbox_kernel.policy import document
+from sandbox_kernel.policy.audit_section import KEYS as AUDIT_KEYS
 from sandbox_kernel.policy.find import MAX_BYTES
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.model import LIMITS, Policy
@@ -196,7 +197,8 @@ def test_default_extends_nothing(system: Path) -> None:
     [
         *("limits", "budget", "checkpoint", "annotate", "budget.wall", "budget.cpu"),
         *("isolation", "isolation.prefer", "isolation.require", "network", "environment"),
-        *("workspace", "workspace.mount", "environment.pass", "code"),
+        *("workspace", "workspace.mount", "environment.pass", "code", "outputs", "audit"),
+        *(f"audit.{name}" for name in AUDIT_KEYS),
         *(f"limits.{name}" for name in LIMITS),
     ],
 )
@@ -222,3 +224,13 @@ def test_no_text_whatever_raises_anything_but_a_policy_error(user: Path, text: s
         assert isinstance(load_policy("mine"), Policy)
     except PolicyError:
         return
+
+
+def test_a_policy_that_requires_more_than_it_prefers_is_refused(user: Path) -> None:
+    error = refusal(user, "isolation: {prefer: [process, container], require: gvisor}")
+    assert "'gvisor'" in error.what
+    assert "process, container" in error.what
+    assert "prefer: [gvisor]" in error.hint
+    assert loaded(
+        user, "isolation: {prefer: [process, gvisor], require: gvisor}"
+    ).isolation.accepted == ["gvisor"]

@@ -77,18 +77,11 @@ def test_what_is_shown_as_effective_reads_back_as_the_same_policy(user: Path, na
 @pytest.mark.parametrize(
     ("text", "line", "word", "hint"),
     [
-        ("isolation:\n  require: restricted", 2, "this build has no level 'restricted'", "process"),
         ("isolation:\n  image: Up/Per", 2, "no name that an engine could have", "python"),
         ("isolation:\n  runtime: 1x", 2, "no name that an engine could have", "runsc"),
-        ("isolation:\n  require: restricted", 2, "no level 'restricted'", "process"),
         ("isolation:\n  require: none", 2, "'none' is not a level", "container"),
         ("isolation:\n  require: proces", 2, "'proces'", "'process'"),
-        (
-            "isolation:\n  prefer:\n  - restricted\n  - process",
-            3,
-            "no level 'restricted'",
-            "process",
-        ),
+        ("isolation:\n  prefer:\n  - restrained\n  - process", 3, "'restrained'", "'restricted'"),
         ("isolation:\n  prefer: process", 2, "isolation.prefer is not a list", "["),
         ("isolation:\n  prefer: []", 2, "isolation.prefer is empty", "process"),
         ("isolation:\n  prefer: [process, process]", 2, "twice", "Remove"),
@@ -98,10 +91,13 @@ def test_what_is_shown_as_effective_reads_back_as_the_same_policy(user: Path, na
         ("network: off", 1, "'off'", "network: none"),
         ("workspace:\n  mount: read-write", 2, "'read-write' is not possible", "read-only"),
         ("workspace: read-only", 1, "not a mapping", "mount"),
-        ("environment:\n  pass: [HOME]", 2, "'HOME' cannot be passed on", "pass: []"),
+        ("environment:\n  pass: [TZ, HOME]", 2, "'HOME' decides how", "Leave it out"),
+        ("environment:\n  pass: [LD_PRELOAD]", 2, "'LD_PRELOAD' decides how", "Leave it out"),
+        ("environment:\n  pass: ['A=1']", 2, "'A=1' is not the name", "without values"),
+        ("environment:\n  pass: API_KEY", 2, "environment.pass is not a list", "["),
         ("environment:\n  pas: []", 2, "'pas'", "'pass'"),
-        ("outputs: {}", 1, "section 'outputs' is not known to this build", "enforce"),
-        ("audit: {}", 1, "section 'audit' is not known to this build", "enforce"),
+        ("outputs: {}", 1, "outputs is not a single value", "one word"),
+        ("outputs: filtered", 1, "'filtered' is not possible in this build", "unfiltered"),
         ("output: {}", 1, "'output' is not a key of the policy", ""),
     ],
 )
@@ -199,7 +195,9 @@ def test_a_default_that_leaves_anything_about_code_out_is_refused(system: Path, 
 def test_a_default_from_before_a_section_existed_says_which_one_is_missing(system: Path) -> None:
     write(
         system,
-        WHOLE.split("\ncode:")[0] + "\nstdin: allow\ncheckpoint: cell\nannotate: receipt\n",
+        WHOLE.split("\ncode:")[0]
+        + "\noutputs: unfiltered\nstdin: allow\naudit:"
+        + WHOLE.split("\naudit:")[1],
         "default",
     )
     with pytest.raises(PolicyError, match=r"does not say code\."):

@@ -57,6 +57,22 @@ def test_every_magic_is_reported_by_its_name(name: str) -> None:
         (line("timeit", "-n 10 -r 3 f(x)"), ("python", "f(x)", 1, 19)),
         (line("timeit", "-n10 __import__('os')"), ("python", "__import__('os')", 1, 13)),
         (line("prun", "-s cumulative f()"), ("python", "f()", 1, 20)),
+        (line("prun", "-r f()"), ("python", "f()", 1, 9)),
+        (line("timeit", "-o f(x)"), ("python", "f(x)", 1, 11)),
+        (line("timeit", "-c -qn 3 f(x)"), ("python", "f(x)", 1, 17)),
+        (line("timeit", "-qn3 f(x)"), ("python", "f(x)", 1, 13)),
+        (line("time", "-f(x)"), ("python", "-f(x)", 1, 6)),
+        (line("time", "--no-raise-error f(x)"), ("python", "f(x)", 1, 23)),
+        (line("sx", "-n x; ls"), ("shell", "-n x; ls", 1, 4)),
+        (cell("bash", "-c 'nc x'", "ls"), ("shell", "bash -c 'nc x'", 1, 2)),
+        (cell("sh", "--out x -c 'nc x'", "ls"), ("shell", "sh -c 'nc x'", 1, 2)),
+        (cell("sh", "-c --pro=x 'nc x'", "ls"), ("shell", "sh -c 'nc x'", 1, 2)),
+        (cell("python3", "-c f()", ""), ("shell", "python3 -c f()", 1, 2)),
+        (line("matplotlib", "{f(x)}"), ("python", "f(x)", 1, 13)),
+        (line("tensorboard", "--logdir {a[1:2]} {b!r}"), ("python", "a[1:2]", 1, 23)),
+        (cell("capture", "{f(x)}", "ls"), ("python", "f(x)", 1, 11)),
+        (cell("bash", "{f(x)}", "{g}"), ("python", "f(x)", 1, 8)),
+        (cell("system", "", "ls\n{f(x)}"), ("python", "f(x)", 3, 0)),
         (line("memit", "f()"), ("python", "f()", 1, 7)),
         (line("lprun", "-f g f()"), ("python", "f()", 1, 12)),
         (line("lprun", "-f g f()"), ("python", "g", 1, 10)),
@@ -78,6 +94,25 @@ def test_text_is_handed_on_from_its_place(
     magic: Magic, expected: tuple[str, str, int, int]
 ) -> None:
     assert expected in embedded(magic)
+
+
+@pytest.mark.parametrize(
+    "magic",
+    [
+        line("matplotlib", "inline"),
+        line("tensorboard", "--logdir={name}"),
+        line("cd", "{name} {{f(x)}} {} {print $1} {"),
+        line("time", "--no-raise-error"),
+        line("ls_of_mine", "'{if (NR > 1) print $2}'"),
+    ],
+)
+def test_braces_without_an_expression_hold_no_code(magic: Magic) -> None:
+    assert embedded(magic) == []
+
+
+@pytest.mark.parametrize("arguments", ["", "-e", "-euo pipefail", "--out x -ex", "--bg --no-raise"])
+def test_settings_of_a_shell_are_no_command(arguments: str) -> None:
+    assert embedded(cell("bash", arguments, "ls")) == [("shell", "ls", 2, 0)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox_kernel.errors import PolicyViolation
-from sandbox_kernel.policy.model import LIMITS, LONGEST_NAME, Code, Limits, Names, suggestion
+from sandbox_kernel.policy.model import (
+    LIMITS,
+    LONGEST_NAME,
+    SANDBOX_LIMITS,
+    Code,
+    Limits,
+    Names,
+    suggestion,
+)
 from sandbox_kernel.policy.units import COUNT, DURATION, shown
 
 SOME = Limits(
@@ -46,7 +54,13 @@ def limits() -> st.SearchStrategy[Limits]:
 
 def test_every_field_has_a_name_in_yaml_and_the_other_way_round() -> None:
     fields = [field.name for field in dataclasses.fields(Limits)]
-    assert [setting.field for setting in LIMITS.values()] == fields
+    assert [setting.field for setting in (LIMITS | SANDBOX_LIMITS).values()] == fields
+
+
+def test_what_is_of_the_whole_sandbox_cannot_be_asked_for_with_a_cell() -> None:
+    for name in SANDBOX_LIMITS:
+        with pytest.raises(PolicyViolation, match=name):
+            SOME.tighten({name: 1})
 
 
 def test_limits_cannot_be_changed() -> None:
@@ -211,7 +225,10 @@ def test_a_receipt_says_every_limit_and_leaves_out_what_has_none() -> None:
         *("file_bytes", "output_bytes", "text_bytes", "messages", "grace_seconds"),
     ]
     assert NONE.to_json() == {"grace_seconds": 5.0}
-    assert json.loads(json.dumps(SOME.to_json())) == dataclasses.asdict(SOME)
+    assert dataclasses.replace(NONE, cpus=1.5).to_json() == {"grace_seconds": 5.0, "cpus": 1.5}
+    assert json.loads(json.dumps(SOME.to_json())) == {
+        name: value for name, value in dataclasses.asdict(SOME).items() if value is not None
+    }
 
 
 def test_a_limit_of_zero_is_in_the_receipt() -> None:

@@ -142,7 +142,7 @@ TECHNIQUES = [
     ("df.query('@pd.io.common.os.system(\"id\")==0')", "python.query_escape"),
     # 27 format strings
     ("'{0.__init__.__globals__}'.format(o)", "python.format_walk"),
-    ("t = '{x[0].__class__}'", "python.format_walk"),
+    ("t = '{x[0].__class__.__init__}'", "python.format_walk"),
     ("import string\nstring.Formatter().get_field('0.os.system', (o,), {})", "python.format_walk"),
     # 28 string annotations
     ("import typing\ntyping.get_type_hints(C)", "python.type_hints"),
@@ -365,10 +365,39 @@ def test_a_cells_own_function_hides_the_module_of_that_name() -> None:
     memory.begin()
     examine("def eval(x): return x\nsocket = 5\n", memory)
     memory.commit()
-    assert rules_in("eval('1')\nsocket.bit_length()", memory) == {"python.shadowed_builtin"}
-    examine("del eval\n", memory)
+    assert rules_in("socket.bit_length()", memory) == set()
+    examine("del socket\n", memory)
     memory.commit()
-    assert "python.eval" in rules_in("eval('1')", memory)
+    assert rules_in("socket.create_server(a)", memory) == {"python.network"}
+
+
+def test_a_function_that_hides_a_built_in_one_is_told_of() -> None:
+    memory = Memory()
+    examine("def eval(x): return x\n", memory)
+    memory.commit()
+    # Both: the cell may have ended before the definition.
+    assert rules_in("eval('1')", memory) == {"python.eval", "python.shadowed_builtin"}
+    assert rules_in("open = 1\ntype = 2\nopen(type)") == set()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rule"),
+    [
+        ("import os", "os = os", "python.process"),
+        ("import os", "os = 1", "python.process"),
+        ("import os", "if 0: os = 1", "python.process"),
+        ("import os", "del os", "python.process"),
+        ("import os", "if 0:\n    for os in x: pass", "python.process"),
+        ("import os as o", "os = o", "python.process"),
+    ],
+)
+def test_what_a_name_stood_for_is_not_forgotten(first: str, second: str, rule: str) -> None:
+    memory = Memory()
+    for cell in (first, second):
+        memory.begin()
+        examine(cell, memory)
+        memory.commit()
+    assert rule in rules_in("os.system('id')", memory)
 
 
 def test_names_within_functions_are_not_the_cells() -> None:
@@ -387,6 +416,17 @@ def test_memory_is_bounded() -> None:
     examine("\n".join(f"x{number} = 1" for number in range(50)), memory)
     memory.commit()
     assert len(memory.names) == 10
+
+
+def test_few_and_short_texts_are_remembered() -> None:
+    memory = Memory()
+    examine("\n".join(f"x{number} = 'a'" for number in range(3000)), memory)
+    examine(f"short = {'a' * 200!r}\nlong = {'a' * 201!r}", memory)
+    memory.commit()
+    known = [number for number in range(3000) if memory.text(f"x{number}") is not None]
+    assert 0 < len(known) <= 2000
+    assert memory.text("short") == "a" * 200
+    assert memory.text("long") is None
 
 
 # Robustness ----------------------------------------------------------------------------------------
@@ -447,10 +487,10 @@ def test_unknown_nodes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_nothing_but_items_or_unreadable_comes_out(text: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with contextlib.suppress(Unreadable):
         examine(read_cell(text).code)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_syntax_error_is_told_from_what_is_too_much() -> None:

@@ -95,6 +95,60 @@ def test_deletion_of_everything_is_seen_in_each_form(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        "-c 'reboot'",
+        "-ce 'reboot'",
+        "-ec 'reboot'",
+        "-c -e 'reboot'",
+        "-o pipefail -c 'reboot'",
+        "-O extglob -c 'reboot'",
+        "+o posix -c 'reboot'",
+        "-euo pipefail -c 'reboot'",
+        "-co pipefail 'reboot'",
+        "--rcfile x -c 'reboot'",
+        "--norc --noprofile -c 'reboot'",
+        "-c'reboot now'",
+        "-c -- 'reboot'",
+        "-x <<< 'reboot'",
+        "-o pipefail <<< 'reboot'",
+        "-s -- x <<< 'reboot'",
+    ],
+)
+def test_the_code_of_a_shell_is_found_behind_its_options(options: str) -> None:
+    assert "reboot" in commands(f"bash {options}")
+
+
+@pytest.mark.parametrize("options", ["-o pipefail x.sh -c 'reboot'", "x.sh -c reboot", "-n reboot"])
+def test_what_follows_a_script_is_no_code(options: str) -> None:
+    assert commands(f"bash {options}") == ["bash"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-c 'f()'",
+        "-c'f()'",
+        "-Ic 'f()'",
+        "-W ignore -c 'f()'",
+        "-Wignore -c 'f()'",
+        "-X dev -c 'f()'",
+        "-BX dev -c 'f()'",
+        "--check-hash-based-pycs always -c 'f()'",
+        "-u -W ignore <<< 'f()'",
+    ],
+)
+def test_the_code_of_python_is_found_behind_its_options(options: str) -> None:
+    found = [item for item in shell.examine(f"python3 {options}") if isinstance(item, Embedded)]
+    assert [(item.language, item.text.strip()) for item in found] == [("python", "f()")]
+
+
+@pytest.mark.parametrize("options", ["x.py -c 'f()'", "-m pip -c x", "-W ignore x.py", "-m pytest"])
+def test_arguments_of_a_script_are_not_read_as_python(options: str) -> None:
+    assert not [item for item in shell.examine(f"python3 {options}") if isinstance(item, Embedded)]
+
+
+@pytest.mark.parametrize(
     "wrapper",
     [
         "sudo",

@@ -15,6 +15,8 @@ from sandbox_kernel.policy.model import (
     BUDGET,
     LIMITS,
     NAME_RULES,
+    SANDBOX_LIMITS,
+    Audit,
     Budget,
     Isolation,
     Limits,
@@ -41,7 +43,9 @@ def test_default_is_what_the_documentation_says() -> None:
         workspace="read-only",
         environment=(),
         code=policy.code,
+        outputs="unfiltered",
         stdin="allow",
+        audit=Audit(True, True, "text", "normal", (), "none", 600, "none"),
         checkpoint="cell",
         annotate="receipt",
     )
@@ -87,7 +91,7 @@ def test_every_hash_is_different() -> None:
 
 
 def test_the_tables_and_the_dataclasses_have_the_same_fields() -> None:
-    for table, section in ((LIMITS, Limits), (BUDGET, Budget)):
+    for table, section in ((LIMITS | SANDBOX_LIMITS, Limits), (BUDGET, Budget)):
         names = [field.name for field in dataclasses.fields(section)]
         assert [setting.field for setting in table.values()] == names
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_kernel import paths
 from sandbox_kernel.errors import PolicyError
 from sandbox_kernel.paths import policies_directory
 from sandbox_kernel.policy import find
@@ -201,7 +202,7 @@ def test_shipped_policies_are_as_good_as_the_code_beside_them(
     for file in shipped.iterdir():
         file.chmod(0o664)
     shipped.chmod(0o2775)
-    monkeypatch.setattr(find, "policies_directory", lambda: shipped)
+    monkeypatch.setattr(paths, "policies_directory", lambda: shipped)
     assert load_policy("strict").limits.wall_seconds == 60
 
 
