@@ -14,19 +14,17 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.inner import checkpoint as module
-from sandbox_kernel.inner.checkpoint import (
+from sandbox_kernel.inner.descriptors import (
     InternetSocket,
     PipeEnd,
     connections_to,
     far_ends,
     file_positions,
-    is_for_zmq,
     open_descriptors,
     put,
-    renew_event_loop,
-    runs,
-    written_pages,
 )
+from sandbox_kernel.inner.hot_pages import runs, written_pages
+from sandbox_kernel.inner.renewal import is_for_zmq, renew_event_loop
 
 
 def ends_of(*own: int) -> dict[int, PipeEnd | InternetSocket]:
@@ -59,7 +57,7 @@ def test_pages_are_copied_in_runs(numbers: list[int], expected: list[tuple[int, 
 def test_pages_that_were_written_to_since_a_fork_are_found() -> None:
     script = """
         import ctypes, mmap, os, signal
-        from sandbox_kernel.inner.checkpoint import PAGE_BYTES, written_pages
+        from sandbox_kernel.inner.hot_pages import PAGE_BYTES, written_pages
         memory = mmap.mmap(-1, 64 * PAGE_BYTES, mmap.MAP_PRIVATE)
         memory[:] = b"x" * len(memory)
         first = ctypes.addressof(ctypes.c_char.from_buffer(memory)) // PAGE_BYTES
@@ -254,7 +252,7 @@ else:
 from sandbox_kernel.inner import checkpoint
 from sandbox_kernel.inner.checkpoint import Checkpoints
 # Here are the host's, not a sandbox's.
-checkpoint.count_older_processes = lambda: 0
+checkpoint.count_older_processes = lambda _: 0
 checkpoints = Checkpoints(lambda: {threading.main_thread()})
 streams = {0, 1, 2}
 
@@ -289,15 +287,14 @@ def test_a_checkpoint_that_is_woken_has_what_was_and_tells_what_it_has_lost() ->
             + """
 import random
 random.seed(1); state = random.getstate(); x = "before"
+open("/proc/self/comm", "w").write("mine")
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 awakening = take(7)
 if awakening is None:
     x = "after"
     word, wake = asleep()
-    name = open(f"/proc/{word[2]}/comm").read()
-    while name != "checkpoint\\n":
-        name = open(f"/proc/{word[2]}/comm").read()
-    print(word[:2], flush=True)
+    names = [open(f"/proc/{pid}/comm").read().strip() for pid in ("self", word[2])]
+    print(word[:2], names, flush=True)
     os.write(wake, b"prefix")
     os._exit(os.waitpid(int(word[2]), 0)[1])
 random.setstate(awakening.random_state)
@@ -306,9 +303,9 @@ print(open("/proc/self/comm").read().strip(), open("/proc/self/oom_score_adj").r
 checkpoints.announce(7, {"threads": 1, "sockets": 0})
 """
         )
-        == "['checkpoint', '7']\n"
+        == "['checkpoint', '7'] ['mine', 'checkpoint']\n"
         "before prefix {'threads': 1, 'children': 0, 'sockets': 0, 'shared': 0, 'gpu': 0, "
-        "'openmp': 0} True\npython 1000\n"
+        "'openmp': 0} True\nmine 1000\n"
     )
 
 
@@ -407,7 +404,7 @@ def test_shared_memory_is_counted_but_for_locks() -> None:
     script = """
         import mmap, multiprocessing
         from multiprocessing.shared_memory import SharedMemory
-        from sandbox_kernel.inner.checkpoint import count_shared_memory
+        from sandbox_kernel.inner.renewal import count_shared_memory
         lock, private = multiprocessing.Lock(), mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)
         print(count_shared_memory())
         anonymous, array = mmap.mmap(-1, 4096), multiprocessing.Array("i", 3)

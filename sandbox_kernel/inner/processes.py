@@ -1,0 +1,107 @@
+"""The processes of a sandbox, as seen from inside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+# The supervisor, where it is the first process of a pid namespace: then all there are are its own.
+FIRST = 1
+# What a process is called that sleeps until it takes the kernel's place.
+SLEEPING = b"checkpoint"
+
+
+def kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def killpg(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def signal_all(number: int) -> None:
+    """By the supervisor, to every process of the sandbox but itself."""
+    supervisor = os.getpid()
+    if supervisor == FIRST:
+        with contextlib.suppress(ProcessLookupError):  # there is none
+            os.kill(-1, number)
+        return
+    # Until there are no others: one may have been in the middle of a fork.
+    signalled: set[int] = set()
+    while others := all_pids(supervisor) - signalled:
+        for pid in others:
+            kill(pid, number)
+        signalled |= others
+
+
+def all_pids(supervisor: int) -> set[int]:
+    """The processes of the sandbox but the supervisor: without a namespace, those below it."""
+    visible = visible_pids()
+    if supervisor == FIRST:
+        return visible - {FIRST}
+    children: dict[int, list[int]] = {}
+    for pid in visible:
+        children.setdefault(parent_of(pid), []).append(pid)
+    found = children.get(supervisor, [])
+    for pid in found:
+        found += children.get(pid, [])
+    return set(found)
+
+
+def visible_pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+
+
+def about(pid: int | str) -> tuple[str, list[str]]:
+    """A process's name, and what ``/proc`` says of it from its state on; nothing if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return "", []
+    before, _, after = text.rpartition(")")
+    return before.partition("(")[2], after.split()
+
+
+def parent_of(pid: int) -> int:
+    _, fields = about(pid)
+    return int(fields[1]) if fields else 0
+
+
+def started(pid: int | str) -> int:
+    _, fields = about(pid)
+    return int(fields[19]) if fields else 0
+
+
+def threads_since(pid: int, ticks: int) -> int:
+    """How many threads of a process were started at ``ticks`` (since boot) or later."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        tasks = os.listdir(f"/proc/{pid}/task")
+        return sum(started(f"{pid}/task/{task}") >= ticks for task in tasks)
+    return 0
+
+
+def alive(pid: int) -> bool:
+    return is_alive(about(pid)[1])
+
+
+def is_alive(fields: list[str]) -> bool:
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def is_users(pid: int) -> bool:
+    """Whether it runs and is no checkpoint, not even one that is about to end."""
+    name, fields = about(pid)
+    return name != SLEEPING.decode() and is_alive(fields)
+
+
+def children_of(pid: int) -> set[int]:
+    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):  # gVisor
+        return {child for child in visible_pids() if parent_of(child) == pid}
+    children: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            children.update(map(int, (task / "children").read_text().split()))
+    return children
