@@ -20,6 +20,7 @@ from sandbox_kernel import __version__
 from sandbox_kernel.errors import ImageError
 from sandbox_kernel.images import Report
 from sandbox_kernel.images.base import DEBIAN, find_base, image_id, probe
+from sandbox_kernel.images.includes import read_all
 from sandbox_kernel.images.lock import read_lock
 from sandbox_kernel.images.wheels import fetch
 from sandbox_kernel.isolation.engine import reason_of
@@ -83,7 +84,7 @@ def inputs_of(request: ImageRequest, base: str) -> str:
         base.encode(),
         _dockerfile().read_bytes(),
         request.lock.read_bytes(),
-        _read(request.requirements) if request.requirements else b"",
+        *(read_all(request.requirements) if request.requirements else [b""]),
     ]
     digest = hashlib.sha256()
     for part in parts:
@@ -95,19 +96,14 @@ def _dockerfile() -> Path:
     return images_directory() / "Dockerfile"
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        what = f"The requirements {path} cannot be read: {error.strerror}."
-        raise ImageError(
-            what, hint="Give `-r` the path of a file of pip's requirements."
-        ) from error
-
-
 def _of_inputs(client: APIClient, inputs: str) -> str | None:
-    found = client.images(filters={"label": f"{_INPUTS_LABEL}={inputs}"})
-    return image_id(found[0]) if found else None
+    """The image of exactly these inputs. What was built on top of it has its labels, and is not it."""
+    for found in client.images(filters={"label": f"{_INPUTS_LABEL}={inputs}"}):
+        newest, *_ = client.history(found["Id"])
+        # The label is the last step of the Dockerfile; whatever is built on top adds a step.
+        if "LABEL" in newest["CreatedBy"] and inputs in newest["CreatedBy"]:
+            return image_id(found)
+    return None
 
 
 def _record_of(client: APIClient, tag: str, flavor: str, base: str) -> ImageRecord:

@@ -6,12 +6,20 @@ before the sandbox is on its way.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from subprocess import Popen
+from typing import Any, Final, NamedTuple
 
 from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.isolation import view
 from sandbox_kernel.limits.cgroup import Cgroup
+
+# Above every range that systems and container engines hand out; one uid per wrapper, so that two
+# sandboxes are strangers to each other.
+FIRST_UNRELATED_UID: Final = 1_900_000_000
 
 
 class SandboxFacts(NamedTuple):
@@ -22,6 +30,11 @@ class SandboxFacts(NamedTuple):
     network: str
     working_directory: str
     notes: tuple[str, ...] = ()
+    # What the level leaves open that others do not. In every receipt too.
+    not_protected: tuple[str, ...] = ()
+    # What does not work there as it does elsewhere, in plain words. In every receipt too.
+    limitations: tuple[str, ...] = ()
+    image: str = ""  # of a container: its id, which is a digest
 
     def summary(self) -> str:
         return f"{self.level} ({self.engine}) · network {self.network}"
@@ -36,18 +49,32 @@ class SandboxSpec(NamedTuple):
     python: Path
     # Files that must not be seen inside even where a visible directory holds them.
     secrets: tuple[Path, ...] = ()
+    # Variables that the policy passes on.
+    passed: tuple[str, ...] = ()
 
 
 class Sandbox(ABC):
     """One sandbox, from start to end. Called from the loop's thread only; nothing here blocks."""
 
-    @abstractmethod
+    # Whose uid and gid those inside have, if not the wrapper's own.
+    _stand_in: int | None = None
+
     def give(self, path: Path) -> None:
         """Let the sandbox use a file of the run directory, which has just been made."""
+        if self._stand_in is not None:
+            os.chown(path, self._stand_in, self._stand_in)
 
     @property
     @abstractmethod
     def facts(self) -> SandboxFacts: ...
+
+    def place(self, run_directory: Path) -> str:
+        """Where those inside find the run directory. Asked before the start."""
+        return view.RUN
+
+    def settings(self) -> dict[str, Any]:
+        """What the supervisor is told beyond what all are."""
+        return {}
 
     @abstractmethod
     def start(self, run_directory: Path) -> None:
@@ -56,20 +83,76 @@ class Sandbox(ABC):
         Raises ``SandboxUnavailable`` if it is known at once that it cannot run.
         """
 
-    @property
-    @abstractmethod
-    def exit_descriptor(self) -> int:
-        """Readable once the sandbox's outer process has ended."""
+    # On the host, with the sandbox's console as its stdout: bwrap, or who has the container.
+    _outer: Popen[bytes] | None = None
+    _exit_descriptor = -1
+
+    def _watch(self, outer: Popen[bytes]) -> None:
+        """``outer`` has just been started."""
+        self._outer = outer
+        self._exit_descriptor = os.pidfd_open(outer.pid)
+        os.set_blocking(self.console_descriptor, False)
 
     @property
-    @abstractmethod
+    def exit_descriptor(self) -> int:
+        """Readable once the sandbox's outer process has ended."""
+        return self._exit_descriptor
+
+    @property
     def console_descriptor(self) -> int:
         """Where the sandbox's own stdout and stderr can be read."""
+        assert self._outer is not None
+        assert self._outer.stdout is not None
+        return self._outer.stdout.fileno()
 
     @property
     @abstractmethod
     def root_pid(self) -> int:
         """The host's pid of the process whose descendants are the sandbox."""
+
+    # -- what is known of it only later, where another process starts it --------------------------
+
+    @property
+    def report_descriptor(self) -> int | None:
+        """Readable when there is more to `hear`; ``None``: all is known when it has started."""
+        return None
+
+    def hear(self) -> None:  # noqa: B027 - most have nobody to listen to
+        """Take in what was said."""
+
+    @property
+    def known(self) -> bool:
+        """Whether ``facts``, ``root_pid`` and ``cgroup`` are what they will be."""
+        return True
+
+    @property
+    def waiting(self) -> SandboxUnavailable | None:
+        """What holds it up, if that is more than is normal."""
+        return None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it will not come up, as was heard; ``explain`` says why."""
+        return False
+
+    @property
+    def missing(self) -> Sequence[tuple[str, SandboxUnavailable]]:
+        """Levels that this host turned out not to have, and why: another may be tried."""
+        return ()
+
+    @property
+    def holds_cpus(self) -> bool:
+        """Whether somebody else has limited its processors: ``failed`` if that should be so."""
+        return False
+
+    def contains(self, pid: int) -> bool:
+        """Whether the process of this pid, which has opened the lifeline, is seen to be in it."""
+        return True
+
+    @property
+    def supervisor_pid(self) -> int | None:
+        """The host's pid of the supervisor, where no pid namespace tells which process it is."""
+        return None
 
     @property
     def cgroup(self) -> Cgroup | None:

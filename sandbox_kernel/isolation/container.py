@@ -1,63 +1,101 @@
 """The ``container`` and ``gvisor`` levels: an engine's container with nothing that can be left out.
 
 The same supervisor, sockets, checkpoints and meter as at ``process``; what differs is who makes the
-namespaces, and that the files are an image's. All that takes time happens in a ``keeper``.
+namespaces, and that the files are an image's. All that takes time, or may hang, happens in a ``keeper``:
+so which of the levels the engine has is known only when that says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import select
 import stat
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation import view
-from sandbox_kernel.isolation.base import Sandbox, SandboxFacts, SandboxSpec
-from sandbox_kernel.isolation.keeper import OWNER, owner_label
+from sandbox_kernel.isolation.base import FIRST_UNRELATED_UID, Sandbox, SandboxFacts, SandboxSpec
+from sandbox_kernel.isolation.hire import HiredKeeper, hire
+from sandbox_kernel.isolation.offer import NO_SUCH_IMAGE, REGISTER
+from sandbox_kernel.isolation.owner import OWNER, owner_label
+from sandbox_kernel.isolation.probe import cpus_not_held
+from sandbox_kernel.isolation.wanted import Found, Missing, Wanted, bind, ulimit
 from sandbox_kernel.limits.cgroup import Cgroup
-from sandbox_kernel.paths import policies_directory
+from sandbox_kernel.limits.files import read
+from sandbox_kernel.paths import SECCOMP, policies_directory
 
-# Nobody's on the host, and one per wrapper: two sandboxes are strangers to each other.
-FIRST_UNRELATED_UID: Final = 1_900_000_000
 TMPFS_BYTES: Final = 1 << 30
 OPEN_FILES: Final = 4096
-# The keeper tells of a container's start within milliseconds of it.
-REPORT_SECONDS: Final = 10.0
-NO_SUCH_IMAGE: Final = 404
+# What is shown of it: docs/operations.md has all of it, with the reasons.
+GVISOR_LIMITATIONS: Final = (
+    "a cell can end its own sandbox, and the variables with it",
+    "memory is read for the sandbox as a whole, processes as far as the host can tell",
+)
+# In what the supervisor prints if it fails at the first thing that it does.
+_SOCKET_REFUSED: Final = "lifeline.connect("
 _ENTER: Final = stat.S_IROTH | stat.S_IXOTH
 
 
-class ContainerSpec(NamedTuple):
-    """What an engine is asked for."""
+class Allowance(NamedTuple):
+    """What the engine itself holds a container to; ``None``: no limit."""
 
-    address: str
-    engine: str  # in words
-    image: str
-    runtime: str | None
     memory_bytes: int | None
     processes: int | None
-    policy_sha256: str
+    cpus: float | None
+
+
+class Containers:
+    """Makes the containers of one kernel: what the first one got, all others get."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        allowance: Allowance,
+        policy_sha256: str,
+        passed: tuple[str, ...] = (),
+        keeper: HiredKeeper | None = None,
+    ) -> None:
+        self.wanted = wanted
+        self.allowance = allowance
+        self.policy_sha256 = policy_sha256
+        # Variables of the wrapper's environment.
+        self.passed = passed
+        self.found: Found | None = None
+        # One that was hired early, for the first of them.
+        self._keeper = keeper
+
+    def same_as(self, other: Containers) -> bool:
+        """Whether a container of one is as good as one of the other."""
+        return (self.wanted, self.allowance, self.policy_sha256, self.passed) == (
+            other.wanted,
+            other.allowance,
+            other.policy_sha256,
+            other.passed,
+        )
+
+    def take_keeper(self) -> HiredKeeper:
+        keeper, self._keeper = self._keeper, None
+        return keeper or hire()
+
+    def __call__(self, spec: SandboxSpec) -> ContainerSandbox:
+        return ContainerSandbox(spec, self)
 
 
 class ContainerSandbox(Sandbox):
     """A container, and the keeper that has it."""
 
-    def __init__(self, spec: SandboxSpec, container: ContainerSpec, level: str) -> None:
+    def __init__(self, spec: SandboxSpec, containers: Containers) -> None:
         self._spec = spec
-        self._container = container
-        self._level = level
+        self._containers = containers
         self._uid = FIRST_UNRELATED_UID + os.getpid()
         self._view = view.plan_folder(spec.working_directory, spec.secrets, view.homes())
-        self._process: subprocess.Popen[bytes] | None = None
-        self._report = -1
-        self._exit_descriptor = -1
-        self._said: dict[str, Any] | None = None
+        self._keeper: HiredKeeper | None = None
+        self._heard = b""
+        # All that the keeper has said, of which no word comes twice.
+        self._said: dict[str, Any] = {}
         self._cgroup: Cgroup | None = None
 
     def give(self, path: Path) -> None:
@@ -69,15 +107,21 @@ class ContainerSandbox(Sandbox):
 
     @property
     def facts(self) -> SandboxFacts:
+        """Of what was asked for first, until it is known what there is."""
+        found = self._containers.found
+        level = self._containers.wanted.levels[0][0] if found is None else found.level
+        engine = () if found is None else (found.engine, found.runtime or self._said.get("runtime"))
         return SandboxFacts(
-            level=self._level,
-            engine=self._container.engine,
+            level=level,
+            engine=" ".join(filter(None, engine)),
             network="none",
             working_directory=str(self._spec.working_directory),
-            notes=(*self._view.notes, *self._notes()),
+            notes=(*self._view.notes, *self._notes(level)),
+            limitations=GVISOR_LIMITATIONS if level == "gvisor" else (),
+            image="" if found is None else found.image,
         )
 
-    def _notes(self) -> list[str]:
+    def _notes(self, level: str) -> list[str]:
         notes = []
         folder = self._spec.working_directory
         if folder in self._view.read_only and folder.stat().st_mode & _ENTER != _ENTER:
@@ -85,50 +129,37 @@ class ContainerSandbox(Sandbox):
                 f"{folder} is closed to other users, as which cells run: not readable inside "
                 f"(`chmod o+rx {folder}` opens it)"
             )
-        if self._level == "gvisor":
-            notes.append(
-                "under gVisor a cell can end its own sandbox, and the variables with it; memory is "
-                "read for the sandbox as a whole"
-            )
+        if level == "gvisor":
+            notes += [f"under gVisor {each}" for each in GVISOR_LIMITATIONS]
         return notes
 
     def start(self, run_directory: Path) -> None:
-        report, write_end = os.pipe2(os.O_CLOEXEC)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sandbox_kernel.isolation.keeper", str(write_end)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[write_end],
-                cwd="/",
-                # Not the wrapper's: a process's environment can be read by its whole life.
-                env={
-                    name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ
-                },
-                # jupyter_client kills a kernel's whole process group.
-                start_new_session=True,
-            )
-        finally:
-            os.close(write_end)
-        self._report = report
-        order = {"address": self._container.address, "config": self._config(run_directory)}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        self._process.stdin.flush()
-        self._exit_descriptor = os.pidfd_open(self._process.pid)
-        os.set_blocking(self.console_descriptor, False)
+        keeper = self._keeper = self._containers.take_keeper()
+        found = self._containers.found
+        name = f"sandbox-kernel-{os.getpid()}-{os.urandom(6).hex()}"
+        order = {
+            "name": name,
+            "wanted": self._containers.wanted._asdict(),
+            "found": None if found is None else found._asdict(),
+            "config": self._config(run_directory, name),
+        }
+        keeper.order(json.dumps(order).encode())
+        self._watch(keeper.process)
 
-    def _config(self, run_directory: Path) -> dict[str, Any]:
+    def _config(self, run_directory: Path, name: str) -> dict[str, Any]:
         return container_config(
-            self._container,
+            self._containers.allowance,
+            self._containers.policy_sha256,
             user=f"{self._uid}:{self._uid}",
-            environment=view.plan_image_environment(os.environ),
-            mounts=[bind(run_directory, view.RUN), *self._folder_mounts()],
+            environment=view.plan_image_environment(os.environ, self._containers.passed),
+            mounts=[bind(run_directory, view.RUN), *self._folder_mounts(name)],
         )
 
-    def _folder_mounts(self) -> list[dict[str, Any]]:
-        mounts = [bind(path, str(path)) for path in self._view.read_only]
+    def _folder_mounts(self, name: str) -> list[dict[str, Any]]:
+        mounts = [
+            volume(path, f"{name}-{number}") if path.is_dir() else bind(path, str(path))
+            for number, path in enumerate(self._view.read_only)
+        ]
         for path in self._view.hidden:
             if path.is_dir():
                 mounts.append({"Type": "tmpfs", "Target": str(path), "ReadOnly": True})
@@ -136,19 +167,73 @@ class ContainerSandbox(Sandbox):
                 mounts.append(bind(Path("/dev/null"), str(path)))
         return mounts
 
-    @property
-    def exit_descriptor(self) -> int:
-        return self._exit_descriptor
+    # -- what the keeper says ----------------------------------------------------------------------
 
     @property
-    def console_descriptor(self) -> int:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+    def report_descriptor(self) -> int:
+        assert self._keeper is not None
+        return self._keeper.report
+
+    def hear(self) -> None:
+        """Take in what the keeper has said by now."""
+        with contextlib.suppress(BlockingIOError):
+            while received := os.read(self.report_descriptor, 65536):
+                self._heard += received
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            self._said |= json.loads(line)
+        if self._containers.found is None and "found" in self._said:
+            self._containers.found = Found(**self._said["found"])
+
+    @property
+    def known(self) -> bool:
+        return "started" in self._said
+
+    @property
+    def waiting(self) -> SandboxUnavailable | None:
+        if "waiting" not in self._said or self._containers.found is not None:
+            return None
+        return SandboxUnavailable(
+            f"The container engine at {self._containers.wanted.address} has not answered yet.",
+            hint="Cells wait for it; if it stays silent, they will say so.",
+        )
+
+    @property
+    def failed(self) -> bool:
+        if self._said.keys() & {"missing", "error", "refused"}:
+            return True
+        return self.known and self._unheld() is not None
+
+    @property
+    def missing(self) -> Missing:
+        return [
+            (level, SandboxUnavailable(what, hint=hint))
+            for level, what, hint in self._said.get("missing", ())
+        ]
+
+    def _unheld(self) -> SandboxUnavailable | None:
+        """What nobody else would hold, where the engine does not."""
+        cpus = self._containers.allowance.cpus
+        if cpus is None or 0 < self._said["cpus"] <= cpus * 1.01:
+            return None
+        return cpus_not_held(f"the engine at {self._containers.wanted.address} does not hold it")
+
+    @property
+    def holds_cpus(self) -> bool:
+        return True
 
     @property
     def root_pid(self) -> int:
-        return int(self._hear().get("pid", 0))
+        return int(self._said.get("pid", 0))
+
+    def contains(self, pid: int) -> bool:
+        """By its cgroups: under gVisor it is not the first process that opens sockets."""
+        if not pid or not self.root_pid:
+            return False
+        try:
+            return read(f"/proc/{pid}/cgroup") == read(f"/proc/{self.root_pid}/cgroup")
+        except OSError:
+            return False
 
     @property
     def cgroup(self) -> Cgroup | None:
@@ -156,42 +241,38 @@ class ContainerSandbox(Sandbox):
             self._cgroup = Cgroup.of(self.root_pid)
         return self._cgroup
 
-    def _hear(self) -> Mapping[str, Any]:
-        """What the keeper has said of the container. It has started when its supervisor connects."""
-        if self._said is None:
-            if not select.select([self._report], [], [], REPORT_SECONDS)[0]:
-                return {}
-            line = os.read(self._report, 65536)
-            self._said = json.loads(line) if line else {}
-        return self._said
-
     def explain(self, console: str) -> SandboxUnavailable:
-        return explain(self._hear(), self._container, console)
+        self.hear()
+        if self.known and (unheld := self._unheld()) is not None:
+            return unheld
+        return explain(self._said, self._containers.wanted.address, console)
 
     def kill(self) -> None:
-        if self._process is None:
+        if self._outer is None:
             return
         # The supervisor ends with its lifeline and the container with that; the keeper removes what
         # is left, in its own time, and is collected when it has ended.
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
-        os.close(self._report)
+        assert self._keeper is not None
+        self._keeper.dismiss()
         os.close(self._exit_descriptor)
-        self._process = None
+        self._outer = None
         if self._cgroup is not None:
             self._cgroup.close()
 
 
 def container_config(
-    container: ContainerSpec,
+    allowance: Allowance,
+    policy_sha256: str,
     *,
     user: str,
     environment: Mapping[str, str],
     mounts: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The body of ``POST /containers/create``: every line of it takes something away."""
-    seccomp = (policies_directory() / "seccomp.json").read_text()
+    """The body of ``POST /containers/create`` but for what the engine has: see ``Found``.
+
+    Every line of it takes something away.
+    """
+    seccomp = (policies_directory() / SECCOMP).read_text()
     tmpfs = f"rw,nosuid,nodev,exec,size={TMPFS_BYTES}"
     host_config = {
         "NetworkMode": "none",
@@ -200,8 +281,6 @@ def container_config(
         "Privileged": False,
         "SecurityOpt": ["no-new-privileges:true", f"seccomp={seccomp}"],
         "IpcMode": "private",
-        "PidMode": "",
-        "UTSMode": "",
         "CgroupnsMode": "private",
         "Mounts": mounts,
         "Tmpfs": {
@@ -210,34 +289,30 @@ def container_config(
             view.HOME: f"{tmpfs},mode=0777",
         },
         "ShmSize": TMPFS_BYTES,
-        "Ulimits": [
-            {"Name": "core", "Soft": 0, "Hard": 0},
-            {"Name": "nofile", "Soft": OPEN_FILES, "Hard": OPEN_FILES},
-        ],
+        "Ulimits": [ulimit("core", 0), ulimit("nofile", OPEN_FILES)],
         "LogConfig": {"Type": "none"},
         "RestartPolicy": {"Name": "no"},
         "OomScoreAdj": 500,
         # With its last process gone; the keeper does it sooner.
         "AutoRemove": True,
     }
-    if container.memory_bytes is not None:
+    if allowance.memory_bytes is not None:
         # The same with swap: none.
-        host_config |= {"Memory": container.memory_bytes, "MemorySwap": container.memory_bytes}
-    if container.processes is not None:
-        host_config["PidsLimit"] = container.processes
-    if container.runtime is not None:
-        host_config["Runtime"] = container.runtime
+        host_config |= {"Memory": allowance.memory_bytes, "MemorySwap": allowance.memory_bytes}
+    if allowance.processes is not None:
+        host_config["PidsLimit"] = allowance.processes
+    if allowance.cpus is not None:
+        host_config["NanoCpus"] = round(allowance.cpus * 1e9)
     return {
-        "Image": container.image,
         "User": user,
         "Hostname": "sandbox",
-        "Entrypoint": ["python3", f"{view.RUN}/boot.py", f"{view.RUN}/connection.json"],
+        "Entrypoint": ["python3", view.BOOT, f"{view.RUN}/connection.json"],
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in environment.items()],
         "WorkingDir": "/",
         "Labels": {
             OWNER: owner_label(os.getpid()),
-            "sandbox-kernel.policy": container.policy_sha256,
+            "sandbox-kernel.policy": policy_sha256,
         },
         "NetworkDisabled": True,
         "StopSignal": "SIGKILL",
@@ -247,31 +322,50 @@ def container_config(
     }
 
 
-def bind(source: Path, target: str) -> dict[str, Any]:
-    """A host's folder, for reading; not what is mounted below it, which that would not cover."""
-    options = {"Propagation": "rprivate", "NonRecursive": True}
+def volume(folder: Path, name: str) -> dict[str, Any]:
+    """A folder as ``bind`` shows it, where device files and setuid programs are nothing but files.
+
+    A mount of the type ``bind`` cannot be asked for that: a device file in the folder would be the
+    host's device, as far as the engine's list goes, and under gVisor, which has none, every one.
+    The keeper removes it.
+    """
+    options = {"type": "none", "o": "bind,ro,nodev,nosuid", "device": str(folder)}
     return {
-        "Type": "bind",
-        "Source": str(source),
-        "Target": target,
+        "Type": "volume",
+        "Source": name,
+        "Target": str(folder),
         "ReadOnly": True,
-        "BindOptions": options,
+        "VolumeOptions": {
+            "NoCopy": True,
+            "Labels": {OWNER: owner_label(os.getpid())},
+            "DriverConfig": {"Name": "local", "Options": options},
+        },
     }
 
 
-def explain(said: Mapping[str, Any], container: ContainerSpec, console: str) -> SandboxUnavailable:
+def explain(said: Mapping[str, Any], address: str, console: str) -> SandboxUnavailable:
     """Why a container did not come up."""
+    if "missing" in said:
+        _, what, hint = said["missing"][0]
+        return SandboxUnavailable(what, hint=hint)
     if "error" in said:
         return SandboxUnavailable(said["error"], hint=said["hint"])
     if "refused" in said:
-        if said.get("status") == NO_SUCH_IMAGE:
+        # Once it is made there is an image: then it is the container that there is not any more.
+        if said.get("status") == NO_SUCH_IMAGE and not said.get("made"):
             return SandboxUnavailable(
-                f"The engine at {container.address} has no image {container.image}.",
+                f"The engine at {address} has no such image any more: {said['refused']}.",
                 hint="Build it: `sandbox-kernel image build`.",
             )
         return SandboxUnavailable(
-            f"The engine at {container.address} refused the sandbox: {said['refused']}.",
+            f"The engine at {address} refused the sandbox: {said['refused']}.",
             hint="`sandbox-kernel doctor` checks the engine, its runtimes and images.",
+        )
+    runtime = said.get("found", {}).get("runtime")
+    if runtime is not None and _SOCKET_REFUSED in console:
+        return SandboxUnavailable(
+            f"The engine's runtime {runtime!r} does not let a sandbox open the wrapper's sockets.",
+            hint=f"For gVisor, {REGISTER}. `sandbox-kernel doctor` says if another flag is needed.",
         )
     printed = "".join(c if c.isprintable() else " " for c in console[-600:]).strip()
     return SandboxUnavailable(

@@ -18,8 +18,8 @@ TIMEOUT_SECONDS: Final = 8.0
 UNIX: Final = "unix://"
 _SOCKETS: Final = ("docker.sock", "podman/podman.sock")
 _HINT: Final = (
-    "Start Docker (`systemctl start docker`) or Podman (`systemctl --user start podman.socket`), or "
-    "set DOCKER_HOST to its socket; `sandbox-kernel doctor` shows what was found."
+    "Start Docker (`systemctl start docker`) or Podman (`systemctl start podman.socket`), or set "
+    "DOCKER_HOST to its socket; `sandbox-kernel doctor` shows what was found."
 )
 
 
@@ -46,6 +46,20 @@ def connect(address: str | None = None, timeout: float = TIMEOUT_SECONDS) -> API
     """A client of an engine that has just answered; raises ``SandboxUnavailable``."""
     if address is None:
         address = first_engine()
+    # Where nobody listens the client would say less, and leave its socket open.
+    knock(address, timeout).close()
+    from docker import APIClient
+    from docker.errors import DockerException
+    from requests import RequestException
+
+    try:
+        return APIClient(base_url=address, version="auto", timeout=timeout)
+    except (DockerException, RequestException) as error:
+        raise unreachable(address, error) from error
+
+
+def knock(address: str, timeout: float) -> socket.socket:
+    """A connection to an engine; raises ``SandboxUnavailable`` that says why there is none."""
     if not address.startswith(UNIX):
         what = (
             f"The container engine at {address} cannot be used: a sandbox is reached through sockets "
@@ -53,32 +67,21 @@ def connect(address: str | None = None, timeout: float = TIMEOUT_SECONDS) -> API
         )
         hint = "Set DOCKER_HOST to a unix:// address, or leave it unset."
         raise SandboxUnavailable(what, hint=hint)
-    from docker import APIClient
-    from docker.errors import DockerException
-    from requests import RequestException
-
-    _knock(address, timeout)
+    knocking = socket.socket(socket.AF_UNIX)
+    knocking.settimeout(timeout)
     try:
-        return APIClient(base_url=address, version="auto", timeout=timeout)
-    except (DockerException, RequestException) as error:
-        raise unreachable(address, error) from error
-
-
-def _knock(address: str, timeout: float) -> None:
-    """See that somebody listens, where the client would say less and leave its socket open."""
-    with socket.socket(socket.AF_UNIX) as knocking:
-        knocking.settimeout(timeout)
-        try:
-            knocking.connect(address.removeprefix(UNIX))
-        except PermissionError as error:
+        knocking.connect(address.removeprefix(UNIX))
+    except OSError as error:
+        knocking.close()
+        if isinstance(error, PermissionError):
             what = f"This user may not use the container engine at {address}."
             hint = (
                 "Join its group (`usermod -aG docker $USER`, then log in again), which is as good "
-                "as being root; or use an engine of your own: `systemctl --user start podman.socket`."
+                "as being root; or prefer the level `process`, which needs no engine."
             )
             raise SandboxUnavailable(what, hint=hint) from error
-        except OSError as error:
-            raise unreachable(address, error) from error
+        raise unreachable(address, error) from error
+    return knocking
 
 
 def unreachable(address: str, error: Exception) -> SandboxUnavailable:

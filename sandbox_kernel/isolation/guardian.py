@@ -13,7 +13,8 @@ class Guardian:
 
     If the wrapper could not say goodbye, it first kills what carries the directory's name as its last
     argument: bwrap, if killed while it starts, leaves a child that waits for it for ever. In the end
-    it removes the wrapper's cgroups, whose paths begin with one of ``cgroups``.
+    it removes the wrapper's cgroups, whose paths begin with one of ``cgroups``, and kills what is still
+    in them: where there is no pid namespace, a process may have outlived its supervisor.
     A shell of its own session: jupyter_client kills a kernel's whole process group.
     """
 
@@ -35,6 +36,7 @@ class Guardian:
                 tries=0
                 # Busy as long as the last of its processes takes to end.
                 while [ -d "$cgroup" ] && ! rmdir "$cgroup" && [ $((tries += 1)) -lt 50 ]; do
+                    kill -9 $(cat "$cgroup/cgroup.procs")
                     sleep 0.1
                 done
             done

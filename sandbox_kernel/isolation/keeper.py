@@ -1,37 +1,49 @@
 """The keeper: a process beside the wrapper that has one container, and ends it when the wrapper ends.
 
-Engines are slow, and may hang: here that holds up nobody. ``python -m sandbox_kernel.isolation.keeper``
-reads what to run as a line of JSON on stdin, which then stays open. When it closes, because the wrapper
-wants that or has died, by whatever cause, the container is removed. What the container prints goes to
-stdout; what became of it goes as lines of JSON to the descriptor that is the only argument.
+Engines are slow, may hang, and may die: here that holds up nobody. It reads what to run as a line of
+JSON on stdin, which then stays open. When it closes, because the wrapper wants that or has died, by
+whatever cause, the container is removed. What the container prints goes to stdout; what became of it
+goes as lines of JSON to the descriptor that is the only argument (``container`` reads them):
+
+    waiting  the engine is silent for longer than is normal
+    found    which level it has, with which image
+    missing  or why it has none of the levels that were asked for
+    started  the container runs: its first process, and what the engine says of it
+    error    or why it does not; ``refused`` if the engine says so, ``made`` if it has made it before
+
+A container whose engine has gone away lives on, and is kept: its sockets are the wrapper's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from sandbox_kernel.errors import SandboxUnavailable
-from sandbox_kernel.isolation.engine import connect, reason_of
+from sandbox_kernel.isolation.engine_http import Engine, EngineRefusal
+from sandbox_kernel.isolation.offer import NothingFound, choose
+from sandbox_kernel.isolation.owner import OWNER, is_abandoned, is_of_an_earlier_boot
+from sandbox_kernel.isolation.wanted import Found, Wanted
 
-if TYPE_CHECKING:
-    from docker import APIClient
-
-OWNER: Final = "sandbox-kernel.wrapper"
 STDIN: Final = 0
 # How long an engine that is gone or frozen is waited for to remove a container. What is left after
 # that is removed by the next wrapper.
 REMOVAL_SECONDS: Final = 600.0
 RETRY_SECONDS: Final = 0.5
+# After that the kernel is up: what others have left can be looked for, which takes the engine a moment.
+IDLE_SECONDS: Final = 2.0
+# An engine that was frozen may make what it was asked for long ago, after it was told to remove it.
+AFTERTHOUGHT_SECONDS: Final = 5.0
 _HEADER_BYTES: Final = 8
-_NOT_FOUND, _IN_PROGRESS = 404, 409
+_NOT_FOUND: Final = 404
 
 
 class Keeper:
@@ -39,48 +51,91 @@ class Keeper:
 
     def __init__(self, report: int) -> None:
         self._report = report
-        self._id: str | None = None
+        self._has_cleaned = False
 
-    def run(self, order: Mapping[str, Any]) -> None:
-        from docker.errors import APIError, DockerException
-        from requests import RequestException
-
-        client: APIClient | None = None
+    def run(self, order: dict[str, Any]) -> None:
+        wanted = Wanted(**order["wanted"])
+        engine = Engine(wanted.address, on_silence=self._tell_of_silence)
+        name = str(order["name"])
+        asked_for = made = False
+        volumes: list[str] = []
         try:
-            client = connect(order["address"])
-            remove_abandoned(client)
-            made = client.create_container_from_config(order["config"])
-            self._id = made["Id"]
-            console = client.attach_socket(self._id, {"stdout": 1, "stderr": 1, "stream": 1})
-            client.start(self._id)
-            about = client.inspect_container(self._id)
-            self._say(started=self._id, pid=about["State"]["Pid"], image=about["Image"])
+            found = Found(**order["found"]) if order["found"] else choose(engine, wanted)
+            self._say(found=found._asdict())
+            config = found.complete(order["config"])
+            volumes = volumes_of(config)
+            asked_for = True
+            engine.post(f"/containers/create?name={name}", config)
+            made = True
+            console, printed = engine.attach(name)
+            engine.post(f"/containers/{name}/start")
+            self._tell_of_start(engine, name)
+            self._keep(engine, name, console, printed)
+        except NothingFound as nothing:
+            missing = [(level, error.what, error.hint) for level, error in nothing.missing]
+            self._say(missing=missing)
         except SandboxUnavailable as error:
-            self._say(error=str(error), hint=error.hint)
-        except APIError as error:
-            self._say(refused=reason_of(error), status=error.status_code)
-        except (DockerException, RequestException, OSError) as error:
-            self._say(refused=reason_of(error))
-        else:
-            self._pass_on(console.fileno())
+            self._say(error=error.what, hint=error.hint)
+        except EngineRefusal as error:
+            self._say(refused=error.explanation, status=error.status, made=made)
         finally:
-            if client is not None and self._id is not None:
-                self._remove(client, self._id)
+            # By its name: an engine may have made it and not have said so.
+            if asked_for:
+                remove_at_last(engine, name, volumes, sure=made)
+
+    def _tell_of_silence(self) -> None:
+        self._say(waiting=True)
+
+    def _tell_of_start(self, engine: Engine, name: str) -> None:
+        (about,) = engine.ask(f"/containers/{name}/json")
+        if isinstance(about, EngineRefusal):
+            if about.status == _NOT_FOUND:
+                return  # it has ended, and was removed with its end: what it printed says why
+            raise about
+        host = about["HostConfig"]
+        self._say(
+            started=about["Id"],
+            pid=about["State"]["Pid"],
+            # Podman's own word for it is not a name.
+            runtime=about.get("OCIRuntime") or host.get("Runtime") or "",
+            cpus=cpus_of(host),
+        )
 
     def _say(self, **words: Any) -> None:
-        os.write(self._report, json.dumps(words).encode() + b"\n")
+        # With the wrapper gone there is nobody to hear it; stdin says that too.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._report, json.dumps(words).encode() + b"\n")
 
-    def _pass_on(self, console: int) -> None:
-        """The container's output, until it or the wrapper ends."""
-        pending = b""
-        while True:
-            readable, _, _ = select.select([STDIN, console], [], [])
-            if STDIN in readable and not os.read(STDIN, 4096):
-                return
-            if console in readable:
-                received = os.read(console, 65536)
-                if not received:
+    # -- as long as it runs ------------------------------------------------------------------------
+
+    def _keep(
+        self, engine: Engine, name: str, console: socket.socket | None, printed: bytes
+    ) -> None:
+        """Until the container or the wrapper ends; the engine may go and come back meanwhile."""
+        while console is not None:
+            with console:
+                if self._pass_on(engine, console.fileno(), printed):
                     return
+            console, printed = self._attach_again(engine, name)
+
+    def _pass_on(self, engine: Engine, console: int, printed: bytes) -> bool:
+        """The container's output, until its end; whether the wrapper has ended."""
+        pending = self._print_whole(printed)
+        while True:
+            idle = None if self._has_cleaned else IDLE_SECONDS
+            readable, _, _ = select.select([STDIN, console], [], [], idle)
+            if not readable:
+                remove_abandoned(engine)
+                self._has_cleaned = True
+            if STDIN in readable and wrapper_has_ended():
+                return True
+            if console in readable:
+                try:
+                    received = os.read(console, 65536)
+                except ConnectionResetError:  # a killed engine's way to hang up
+                    return False
+                if not received:
+                    return False
                 pending = self._print_whole(pending + received)
 
     @staticmethod
@@ -90,68 +145,98 @@ class Keeper:
             end = _HEADER_BYTES + int.from_bytes(data[4:_HEADER_BYTES], "big")
             if len(data) < end:
                 break
-            os.write(sys.stdout.fileno(), data[_HEADER_BYTES:end])
+            with contextlib.suppress(BrokenPipeError):  # the wrapper has ended, as stdin says too
+                os.write(sys.stdout.fileno(), data[_HEADER_BYTES:end])
             data = data[end:]
         return data
 
-    def _remove(self, client: APIClient, container: str) -> None:
-        deadline = time.monotonic() + REMOVAL_SECONDS
-        while not remove(client, container) and time.monotonic() < deadline:
-            time.sleep(RETRY_SECONDS)  # for an engine to come back, which tells nobody
+    @staticmethod
+    def _attach_again(engine: Engine, name: str) -> tuple[socket.socket | None, bytes]:
+        """Nothing is printed any more: the container has ended (``None``), or its engine has."""
+        while True:
+            try:
+                if not engine.get(f"/containers/{name}/json")["State"]["Running"]:
+                    return None, b""
+                return engine.attach(name)
+            except (EngineRefusal, SandboxUnavailable) as error:
+                # Any other refusal says something of the engine, nothing of the container.
+                if isinstance(error, EngineRefusal) and error.status == _NOT_FOUND:
+                    return None, b""
+                # Nobody tells when an engine comes back; the end of the wrapper is seen at once.
+                if select.select([STDIN], [], [], RETRY_SECONDS)[0] and wrapper_has_ended():
+                    return None, b""
 
 
-def remove(client: APIClient, container: str) -> bool:
-    """Whether it is gone; else the engine is, for now."""
-    from docker.errors import APIError, DockerException
-    from requests import RequestException
+def wrapper_has_ended() -> bool:
+    """Stdin can be read: nothing comes over it but its end."""
+    return not os.read(STDIN, 4096)
 
+
+def cpus_of(host: dict[str, Any]) -> float:
+    """The processors that an engine lets a container use; 0: all."""
+    if host.get("NanoCpus"):
+        return float(host["NanoCpus"]) / 1e9
+    if (quota := host.get("CpuQuota") or 0) > 0:
+        return float(quota) / float(host.get("CpuPeriod") or 100_000)
+    return 0.0
+
+
+# -- its end ---------------------------------------------------------------------------------------
+
+
+def volumes_of(config: Mapping[str, Any]) -> list[str]:
+    mounts = config["HostConfig"]["Mounts"]
+    return [mount["Source"] for mount in mounts if mount["Type"] == "volume"]
+
+
+def remove_at_last(engine: Engine, name: str, volumes: Sequence[str], *, sure: bool) -> None:
+    """Until it is gone. Unless ``sure`` that it was made, also if it is made only now."""
+    deadline = time.monotonic() + REMOVAL_SECONDS
+    looked_until = 0.0
+    while time.monotonic() < deadline:
+        with contextlib.suppress(SandboxUnavailable):
+            if remove(engine, name) and all(remove_volume(engine, volume) for volume in volumes):
+                looked_until = looked_until or time.monotonic() + AFTERTHOUGHT_SECONDS
+                if sure or time.monotonic() > looked_until:
+                    return
+        time.sleep(RETRY_SECONDS)  # for an engine to come back, which tells nobody
+
+
+def remove(engine: Engine, container: str) -> bool:
+    """Whether it is gone; else the engine is at it, and may yet die or fail."""
+    return _delete(engine, f"/containers/{container}?v=1&force=1")
+
+
+def remove_volume(engine: Engine, volume: str) -> bool:
+    """Whether it is gone; else its container is not quite."""
+    return _delete(engine, f"/volumes/{volume}")
+
+
+def _delete(engine: Engine, path: str) -> bool:
     try:
-        client.remove_container(container, v=True, force=True)
-    except APIError as error:
-        return error.status_code in (_NOT_FOUND, _IN_PROGRESS)
-    except (DockerException, RequestException):
-        return False
+        engine.delete(path)
+    except EngineRefusal as error:
+        return error.status == _NOT_FOUND
     return True
 
 
-def remove_abandoned(client: APIClient) -> None:
-    """Remove containers of wrappers that are gone, which should have no keeper any more either."""
-    for container in client.containers(all=True, filters={"label": OWNER}):
-        if is_abandoned(container["Labels"][OWNER]):
-            remove(client, container["Id"])
-
-
-def owner_label(pid: int) -> str:
-    """Who a process is: a pid means something in one pid namespace of one boot only."""
-    from sandbox_kernel.limits.files import start_ticks
-
-    return f"{_place()} {pid} {start_ticks(pid)}"
-
-
-def is_abandoned(owner: str) -> bool:
-    """Whether the process a label names has ended; ``False`` where that cannot be known."""
-    from sandbox_kernel.limits.files import start_ticks
-
-    place, _, process = owner.partition(" ")
-    pid, _, start = process.partition(" ")
-    if place != _place() or not (pid.isdecimal() and start.isdecimal()):
-        return False
-    return start_ticks(int(pid)) != int(start)
-
-
-def _place() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+def remove_abandoned(engine: Engine) -> None:
+    """Remove what wrappers that are gone have left, and should have no keeper any more either."""
+    filters = f"{{%22label%22:[%22{OWNER}%22]}}"
+    with contextlib.suppress(EngineRefusal, SandboxUnavailable):  # the next keeper looks again
+        for container in engine.get(f"/containers/json?all=1&filters={filters}"):
+            if is_abandoned(container["Labels"][OWNER]):
+                remove(engine, container["Id"])
+        for volume in engine.get(f"/volumes?filters={filters}")["Volumes"] or ():
+            owner = volume["Labels"][OWNER]
+            # An engine forgets its containers with a reboot, not their volumes; it keeps those in use.
+            if is_abandoned(owner) or is_of_an_earlier_boot(owner):
+                remove_volume(engine, volume["Name"])
 
 
 def main() -> None:
     # The end of the wrapper is seen on stdin; a signal to its group is not meant for this process.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    order = json.loads(sys.stdin.readline())
-    Keeper(int(sys.argv[1])).run(order)
-
-
-if __name__ == "__main__":
-    main()
+    if order := sys.stdin.readline():  # else the wrapper has ended before it could say
+        Keeper(int(sys.argv[1])).run(json.loads(order))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ MAX_LINE_BYTES = 1024
 class Lifeline:
     """Listens for the supervisor, which connects before any cell runs; then takes nobody else.
 
-    ``inner.boot`` says which lines go over it. Those from inside are hints: a cell can make the
+    ``inner.supervisor`` says which lines go over it. Those from inside are hints: a cell can make the
     supervisor say things about checkpoints, though not about processes that ended.
     """
 
@@ -34,6 +35,19 @@ class Lifeline:
     @property
     def open(self) -> bool:
         return self._listener is not None or self._connection is not None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the supervisor has connected."""
+        return self._connection is not None
+
+    @property
+    def peer(self) -> int:
+        """The pid, in our namespace, of who has connected; 0 if it has none there."""
+        assert self._connection is not None
+        size = struct.calcsize("3i")
+        credentials = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        return int(struct.unpack("3i", credentials)[0])
 
     @property
     def descriptor(self) -> int:

@@ -44,6 +44,23 @@ def root_of_a_lone_namespace() -> SandboxUnavailable:
     )
 
 
+def root_cannot_change_user() -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "The kernel runs as root but may not become another user (CAP_SETUID, CAP_SETGID, CAP_CHOWN "
+        "and CAP_KILL), and cells never run as root.",
+        hint="Start Jupyter as an ordinary user, or give the container these capabilities.",
+    )
+
+
+def environment_closed(place: Path) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"The kernel runs as root, cells never do, and another user cannot use this Python: {place} "
+        "is closed to others.",
+        hint=f"Open it (`chmod o+rx {place}`), install sandbox-kernel where every user may read it, or "
+        "start Jupyter as an ordinary user.",
+    )
+
+
 def bwrap_too_old(quoted: str) -> SandboxUnavailable:
     return SandboxUnavailable(
         f"The installed bubblewrap is too old. {quoted}",
@@ -62,6 +79,23 @@ def filter_impossible(error: Exception) -> SandboxUnavailable:
     return SandboxUnavailable(
         f"The system call filter cannot be made: {error}.",
         hint="Install libseccomp (`apt-get install libseccomp2`) and sandbox-kernel again.",
+    )
+
+
+def cpus_not_held(why: str) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"The policy's `limits.cpus` cannot be held here: {why}.",
+        hint="Leave it out of the policy; or start Jupyter where a cgroup with the cpu controller can "
+        "be made (`sandbox-kernel doctor` shows which can), or use a level that has one.",
+    )
+
+
+def not_measurable(engine: str) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"The processes of {engine}'s containers cannot be seen from here, so nothing would hold "
+        "cells to their limits: the engine, or Jupyter, runs in a container or machine of its own.",
+        hint="Use an engine that runs beside Jupyter, in the same pid namespace (`--pid=host`); or "
+        "the level `process`.",
     )
 
 

@@ -17,15 +17,12 @@ from typing import Final
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation import descent, probe, view
-from sandbox_kernel.isolation.base import Sandbox, SandboxFacts, SandboxSpec
+from sandbox_kernel.isolation.base import FIRST_UNRELATED_UID, Sandbox, SandboxFacts, SandboxSpec
 from sandbox_kernel.isolation.seccomp import SeccompError, compile_profile
 from sandbox_kernel.limits.cgroup import Cgroup
 from sandbox_kernel.paths import policies_directory
 
 INNER_UID: Final = 1000
-# Above every range that systems and container engines hand out; one uid per wrapper, so that two
-# sandboxes of root are strangers to each other.
-FIRST_UNRELATED_UID: Final = 1_900_000_000
 _CAP_SYS_ADMIN: Final = 1 << 21
 _TMPFS_BYTES: Final = 1 << 30
 # What bwrap is asked for in every sandbox, and when it is tried whether that can be had.
@@ -51,13 +48,7 @@ class ProcessSandbox(Sandbox):
         self._notes = list(self._view.notes)
         # Where bwrap finds a visible path, if not at the path itself.
         self._sources: dict[Path, Path] = {}
-        self._process: subprocess.Popen[bytes] | None = None
         self._cgroup: Cgroup | None = None
-        self._exit_descriptor = -1
-
-    def give(self, path: Path) -> None:
-        if self._stand_in is not None:
-            os.chown(path, self._stand_in, self._stand_in)
 
     @property
     def facts(self) -> SandboxFacts:
@@ -88,7 +79,7 @@ class ProcessSandbox(Sandbox):
                 before_exec = self._before_exec(self._descent(run_directory, stack))
                 # The only Python thread (libzmq has its own), so a function before exec is safe;
                 # and the parent-death signal is tied to the thread that forks, the main one.
-                self._process = subprocess.Popen(
+                outer = subprocess.Popen(
                     self._arguments(run_directory, seccomp),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -102,10 +93,9 @@ class ProcessSandbox(Sandbox):
             except (OSError, subprocess.SubprocessError) as error:
                 self._close_cgroup()
                 raise probe.descent_failed(error) from error
-        if self._cgroup is not None and not self._cgroup.keeps(self._process.pid):
+        if self._cgroup is not None and not self._cgroup.keeps(outer.pid):
             self._close_cgroup()
-        self._exit_descriptor = os.pidfd_open(self._process.pid)
-        os.set_blocking(self.console_descriptor, False)
+        self._watch(outer)
 
     def _before_exec(self, descend: Callable[[], None] | None) -> Callable[[], None] | None:
         cgroup = self._cgroup
@@ -158,7 +148,7 @@ class ProcessSandbox(Sandbox):
 
     def _arguments(self, run_directory: Path, seccomp: int) -> list[str]:
         arguments = [self._bwrap, *NAMESPACES, "--clearenv", "--hostname", "sandbox"]
-        environment = view.plan_environment(os.environ, self._view.read_only)
+        environment = view.plan_environment(os.environ, self._view.read_only, self._spec.passed)
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
         run_source = self._sources.get(run_directory, run_directory)
@@ -171,7 +161,7 @@ class ProcessSandbox(Sandbox):
             *("--ro-bind", str(run_source), view.RUN),
             *("--remount-ro", "/"),
             *("--seccomp", str(seccomp), "--"),
-            *(str(self._spec.python), f"{view.RUN}/boot.py", f"{view.RUN}/connection.json"),
+            *(str(self._spec.python), view.BOOT, f"{view.RUN}/connection.json"),
             run_directory.parent.name,  # for the guardian to know it by
         ]
 
@@ -192,19 +182,9 @@ class ProcessSandbox(Sandbox):
         return arguments
 
     @property
-    def exit_descriptor(self) -> int:
-        return self._exit_descriptor
-
-    @property
-    def console_descriptor(self) -> int:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
-
-    @property
     def root_pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        assert self._outer is not None
+        return self._outer.pid
 
     @property
     def cgroup(self) -> Cgroup | None:
@@ -214,20 +194,20 @@ class ProcessSandbox(Sandbox):
         return probe.explain_bwrap(console)
 
     def kill(self) -> None:
-        if self._process is None:
+        if self._outer is None:
             return
         from sandbox_kernel.limits.proc import process_tree  # not on the way to a start
 
         # The first process of the namespace takes all others with it. Before bwrap itself: that,
         # killed while it starts, would leave a child behind that waits for it.
-        for pid in reversed(list(process_tree(self._process.pid))):
+        for pid in reversed(list(process_tree(self._outer.pid))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._outer.wait()
+        if self._outer.stdout is not None:
+            self._outer.stdout.close()
         os.close(self._exit_descriptor)
-        self._process = None
+        self._outer = None
         self._close_cgroup()
 
     def _close_cgroup(self) -> None:
@@ -285,19 +265,20 @@ def stand_in_for_root(about: Path = _SELF) -> int:
 
     Raises ``SandboxUnavailable`` where root cannot become anybody else.
     """
-    if not _effective_capabilities(about) & _CAP_SYS_ADMIN:
+    if not effective_capabilities(about) & _CAP_SYS_ADMIN:
         raise probe.root_without_privileges()
-    return _unrelated_uid(about)
+    return unrelated_uid(about)
 
 
-def _effective_capabilities(about: Path) -> int:
+def effective_capabilities(about: Path) -> int:
+    """Those of the process that ``about`` has the files of, as bits."""
     for line in (about / "status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
     return 0
 
 
-def _unrelated_uid(about: Path) -> int:
+def unrelated_uid(about: Path) -> int:
     """A uid that belongs to nobody on this host and that this user namespace can change to."""
     pid = os.getpid()
     ranges = [

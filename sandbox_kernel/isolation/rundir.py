@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sandbox_kernel.isolation.guardian import Guardian
 from sandbox_kernel.isolation.probe import home_not_writable
-from sandbox_kernel.limits.cgroup import prefixes
+from sandbox_kernel.limits.cgroup_places import prefixes
 
 
 class RunDirectory:

@@ -1,56 +1,122 @@
 """Which level a kernel gets: the first that its policy prefers and this host has. Never a weaker one.
 
 Chosen once, when the kernel starts: a sandbox that is lost is replaced by one of the same level, the
-same image and the same engine, or by none.
+same image and the same engine, or by none. What an engine has is found out by the keeper of the first
+sandbox, beside the wrapper: so a level may turn out to be missing after it was chosen.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.isolation.base import Sandbox, SandboxSpec
 
 if TYPE_CHECKING:
-    from docker import APIClient
-
+    from sandbox_kernel.isolation.container import Containers
+    from sandbox_kernel.isolation.hire import HiredKeeper
+    from sandbox_kernel.isolation.wanted import Wanted
     from sandbox_kernel.policy.model import Level, Policy
 
-# From weak to strong.
-LEVELS: Final = ("process", "container", "gvisor")
-# More than the enforcer allows, which can tell the user what happened: see `relay.lifecycle`.
-OWN_TASKS: Final = 64
 _PINNED: Final = re.compile(r"(?P<name>.*)@(?P<digest>sha256:[0-9a-f]{64})\Z")
+# Levels that an engine has.
+OF_ENGINES: Final = ("container", "gvisor")
 
 Maker = Callable[[SandboxSpec], Sandbox]
 
 
 class Chosen(NamedTuple):
-    """A level that this host has, and how to make a sandbox of it."""
+    """A level that this host has, as far as is known, and how to make a sandbox of it."""
 
     level: Level
     make: Maker
 
 
-def choose_level(policy: Policy) -> Chosen:
-    """Raises ``SandboxUnavailable`` that says for each level why not."""
-    isolation = policy.isolation
-    refused: list[tuple[str, SandboxUnavailable]] = []
-    for level in isolation.prefer:
-        if LEVELS.index(level) < LEVELS.index(isolation.require):
-            continue
-        try:
-            return Chosen(level, _MAKERS[level](policy))
-        except SandboxUnavailable as error:
-            refused.append((level, error))
-    if len(refused) == 1:
-        raise refused[0][1]
-    reasons = " ".join(f"{level}: {error.what}" for level, error in refused)
-    hints = " ".join(dict.fromkeys(error.hint for _, error in refused if error.hint))
-    what = f"None of the levels that policy `{policy.name}` accepts can be had here. {reasons}"
-    raise SandboxUnavailable(what, hint=hints)
+class Selection:
+    """The levels that a policy accepts, tried in turn until one can be had."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        keeper: HiredKeeper | None = None,
+        tried: Maker | None = None,
+    ) -> None:
+        self._policy = policy
+        # What a sandbox was made with already, on trial: if that is right, it is chosen.
+        self._tried = tried
+        # Hired before it was known whether it is needed.
+        self._keeper = keeper
+        self._begin()
+
+    def _begin(self) -> None:
+        self._left = _in_turn(self._policy.isolation.accepted)
+        self._refused: list[tuple[str, SandboxError]] = []
+        self._chosen: Chosen | None = None
+
+    def choose(self) -> Chosen:
+        """Raises ``SandboxError`` that says for each level why not; then it begins anew."""
+        while self._chosen is None:
+            if not self._left:
+                error = self._none_left()
+                self._begin()
+                raise error
+            levels = self._left.pop(0)
+            try:
+                self._chosen = Chosen(levels[0], self._maker(levels))
+            except SandboxError as error:
+                self._refused += [(level, error) for level in levels]
+        return self._chosen
+
+    def dismiss(self) -> None:
+        """Nothing is chosen any more that would need the keeper that was hired."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.dismiss()
+
+    def exclude(self, missing: Sequence[tuple[str, SandboxError]]) -> None:
+        """What was chosen turned out not to be here."""
+        self._refused += missing
+        self._chosen = None
+
+    def _maker(self, levels: Sequence[Level]) -> Maker:
+        if levels[0] in OF_ENGINES:
+            made = _containers(self._policy, levels, self._keeper)
+            if isinstance(self._tried, type(made)) and self._tried.same_as(made):
+                return self._tried
+            self._keeper = None
+            return made
+        return _MAKERS[levels[0]](self._policy)
+
+    def _none_left(self) -> SandboxError:
+        reasons = dict.fromkeys(error.what for _, error in self._refused)
+        if len(reasons) == 1:
+            return self._refused[0][1]
+        each = " ".join(f"{level}: {error.what}" for level, error in self._refused)
+        hints = " ".join(dict.fromkeys(error.hint for _, error in self._refused if error.hint))
+        what = (
+            f"None of the levels that policy `{self._policy.name}` accepts can be had here. {each}"
+        )
+        return SandboxUnavailable(what, hint=hints)
+
+
+def _in_turn(levels: Sequence[Level]) -> list[list[Level]]:
+    """One at a time, but what one engine is asked for, it is asked for at once."""
+    turns: list[list[Level]] = []
+    for level in levels:
+        if turns and level in OF_ENGINES and turns[-1][0] in OF_ENGINES:
+            turns[-1].append(level)
+        else:
+            turns.append([level])
+    return turns
+
+
+def _restricted(policy: Policy) -> Maker:
+    from sandbox_kernel.isolation.restricted import RestrictedSandbox, find_stand_in
+
+    stand_in = find_stand_in()
+    return lambda spec: RestrictedSandbox(spec, policy.code.imports, stand_in)
 
 
 def _process(_: Policy) -> Maker:
@@ -60,91 +126,37 @@ def _process(_: Policy) -> Maker:
     return ProcessSandbox
 
 
-def _container(policy: Policy) -> Maker:
-    return _in_container(policy, "container", None)
-
-
-def _gvisor(policy: Policy) -> Maker:
-    return _in_container(policy, "gvisor", policy.isolation.runtime)
-
-
-def _in_container(policy: Policy, level: str, runtime: str | None) -> Maker:
-    from docker.errors import DockerException
-    from requests import RequestException
-
-    from sandbox_kernel.isolation.container import ContainerSandbox, ContainerSpec
-    from sandbox_kernel.isolation.engine import connect, first_engine, unreachable
-
-    address = first_engine()
-    client = connect(address)
-    try:
-        about = client.info()
-        name = name_of(client)
-    except (DockerException, RequestException) as error:
-        raise unreachable(address, error) from error
-    if runtime is not None and runtime not in (known := about.get("Runtimes") or {}):
-        raise _no_runtime(runtime, known)
-    memory, processes = policy.limits.sandbox_memory_bytes, policy.limits.processes
-    container = ContainerSpec(
-        address=address,
-        engine=f"{name} {runtime or about.get('DefaultRuntime') or ''}".strip(),
-        image=find_image(client, policy.isolation.image),
-        runtime=runtime,
-        memory_bytes=None if memory is None else memory + memory // 8,
-        processes=None if processes is None else processes + OWN_TASKS,
-        policy_sha256=policy.sha256,
-    )
-    return lambda spec: ContainerSandbox(spec, container, level)
-
-
 _MAKERS: Final[Mapping[str, Callable[[Policy], Maker]]] = {
+    "restricted": _restricted,
     "process": _process,
-    "container": _container,
-    "gvisor": _gvisor,
 }
 
 
-def find_image(client: APIClient, wanted: str) -> str:
-    """The id of an image, which cannot come to mean another one as a name can."""
-    from docker.errors import APIError, ImageNotFound
+def _containers(policy: Policy, levels: Sequence[Level], keeper: HiredKeeper | None) -> Containers:
+    from sandbox_kernel.isolation.container import Allowance, Containers
+    from sandbox_kernel.isolation.engine import first_engine
 
+    limits = policy.limits
+    allowance = Allowance(limits.hard_memory_bytes, limits.hard_tasks, limits.cpus)
+    wanted = wanted_of(policy, levels, first_engine())
+    return Containers(wanted, allowance, policy.sha256, policy.environment, keeper)
+
+
+def wanted_of(policy: Policy, levels: Sequence[Level], address: str) -> Wanted:
+    """What a policy asks an engine for at these levels; raises ``ImageError``."""
     from sandbox_kernel.isolation.images import FLAVORS, default_tag, recorded
+    from sandbox_kernel.isolation.wanted import Wanted
 
-    pin = _PINNED.match(wanted)
-    name = wanted if pin is None else pin["name"]
+    image = policy.isolation.image
+    pin = _PINNED.match(image)
+    name = image if pin is None else pin["name"]
     record = recorded(name)
-    reference = default_tag(name) if name in FLAVORS else name
-    try:
-        about = client.inspect_image(reference if record is None else record.id)
-    except ImageNotFound as error:
-        what = f"The engine has no image for {name!r}."
-        hint = f"Build it: `sandbox-kernel image build --flavor {name}`, or name another in the "
-        raise SandboxUnavailable(what, hint=f"{hint}policy's `isolation.image`.") from error
-    except APIError as error:
-        what = f"The engine refuses to tell of image {name!r}: {error.explanation}."
-        hint = "`sandbox-kernel image list` shows what there is."
-        raise SandboxUnavailable(what, hint=hint) from error
-    found = str(about["Id"])
-    if pin is not None and pin["digest"] not in (found, *_repository_digests(about)):
-        what = f"The image {name!r} is not the one that the policy pins: it is {found}."
-        hint = "See what has changed; then put its digest in the policy, or the old image back."
-        raise SandboxUnavailable(what, hint=hint)
-    return found
-
-
-def _repository_digests(about: Mapping[str, Any]) -> list[str]:
-    return [digest.rpartition("@")[2] for digest in about.get("RepoDigests") or ()]
-
-
-def name_of(client: APIClient) -> str:
-    """``docker`` or ``podman``."""
-    components = client.version().get("Components") or ()
-    return "podman" if any("Podman" in part.get("Name", "") for part in components) else "docker"
-
-
-def _no_runtime(runtime: str, known: Mapping[str, Any]) -> SandboxUnavailable:
-    return SandboxUnavailable(
-        f"The engine has no runtime {runtime!r}; it has {', '.join(sorted(known)) or 'none'}.",
-        hint='Install gVisor and add to the engine\'s daemon.json: "runtimes": {"runsc": {"path": '
-        '"runsc", "runtimeArgs": ["--network=none", "--host-uds=open"]}}; then restart the engine.',
+    tag = default_tag(name) if name in FLAVORS else name
+    runtimes = {"container": None, "gvisor": policy.isolation.runtime}
+    return Wanted(
+        address=address,
+        levels=tuple((level, runtimes[level]) for level in levels),
+        image=name,
+        reference=tag if record is None else record.id,
+        digest=None if pin is None else pin["digest"],
     )

@@ -17,6 +17,9 @@ from typing import Final, NamedTuple
 
 HOME: Final = "/home/sandbox"
 RUN: Final = "/run/sandbox"
+# Below it, what runs inside.
+INNER: Final = "inner"
+BOOT: Final = f"{RUN}/{INNER}/boot.py"
 
 SYSTEM_DIRECTORIES: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Configuration, devices and sockets of the host: never shown as somebody's folder.
@@ -182,10 +185,12 @@ def _without_nested(paths: Iterable[Path]) -> list[Path]:
     return kept
 
 
-def plan_environment(environ: Mapping[str, str], visible: Iterable[Path]) -> dict[str, str]:
+def plan_environment(
+    environ: Mapping[str, str], visible: Iterable[Path], passed: Collection[str] = ()
+) -> dict[str, str]:
     """The sandbox's whole environment: an allow-list and a few values of our own."""
     roots = [Path("/usr"), *visible]
-    environment = plan_image_environment(environ)
+    environment = plan_image_environment(environ, passed)
     python_path = [
         entry
         for entry in environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -202,12 +207,14 @@ def plan_environment(environ: Mapping[str, str], visible: Iterable[Path]) -> dic
     return environment | {"PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"}
 
 
-def plan_image_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def plan_image_environment(
+    environ: Mapping[str, str], passed: Collection[str] = ()
+) -> dict[str, str]:
     """The part of it that has nothing to do with where the host's Python is."""
     allowed = {
         name: value
         for name, value in environ.items()
-        if name in ENVIRONMENT_ALLOWED or name.startswith("LC_")
+        if name in ENVIRONMENT_ALLOWED or name.startswith("LC_") or name in passed
     }
     return allowed | {
         "HOME": HOME,

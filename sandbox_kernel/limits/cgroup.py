@@ -14,17 +14,26 @@ import errno
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from sandbox_kernel.limits.cgroup_places import (
+    CPU,
+    MEMORY,
+    OURSELVES,
+    PIDS,
+    PREFIX,
+    SHARE,
+    directories_of,
+    family,
+    find_places,
+)
 from sandbox_kernel.limits.files import read, start_ticks, write
 
-PREFIX: Final = "sandbox-kernel-"
-_SELF: Final = Path("/proc/self")
-# The names of version 1; in version 2 every cgroup has an account of its CPU time.
-_MEMORY, _CPU, _PIDS = "memory", "cpuacct", "pids"
+_PERIOD_MICROSECONDS: Final = 100_000
+_ATTEMPTS: Final = 10
 # A killed process may be stuck in the kernel for longer; its cgroup is then left to be reaped.
 _CLOSE_SECONDS: Final = 1.0
 # Kernel memory in `memory.stat` of version 2 before Linux 5.18, which has one number for it.
@@ -49,6 +58,7 @@ class Held(NamedTuple):
 
     memory: bool
     processes: bool
+    cpus: bool
 
 
 class Cgroup:
@@ -60,12 +70,13 @@ class Cgroup:
     def __init__(self, version: int, directories: dict[str, Path], *, made: bool = True) -> None:
         self.version = version
         self._directories = directories
-        self._made = made
+        # Else an engine has, and limits it.
+        self.made = made
         # Kept open: reading again from the start of a file is several times cheaper than by name.
         self._descriptors: dict[str, int] = {}
 
     @classmethod
-    def create(cls, about: Path = _SELF) -> Cgroup | None:
+    def create(cls, about: Path = OURSELVES) -> Cgroup | None:
         """A new one below or beside this process's own; ``None`` where none can be made."""
         name = f"{family()}{next(_numbers)}"
         for version, parents in find_places(about):
@@ -86,13 +97,13 @@ class Cgroup:
     def of(cls, pid: int) -> Cgroup | None:
         """The one that an engine has made for its container's first process; not ours to remove."""
         try:
-            directories = _directories(Path(f"/proc/{pid}/cgroup"), _SELF / "mountinfo")
+            directories = directories_of(Path(f"/proc/{pid}/cgroup"), OURSELVES / "mountinfo")
         except OSError:  # it has ended
             return None
         found = {name: own for name, (_, own) in directories.items() if own.is_dir()}
         if "" in found and (found[""] / "memory.stat").exists():
-            return cls(2, dict.fromkeys((_MEMORY, _CPU, _PIDS), found[""]), made=False)
-        v1 = {name: found[name] for name in (_MEMORY, _CPU, _PIDS) if name in found}
+            return cls(2, dict.fromkeys((MEMORY, CPU, PIDS), found[""]), made=False)
+        v1 = {name: found[name] for name in (MEMORY, CPU, PIDS) if name in found}
         return cls(1, v1, made=False) if v1 else None
 
     @property
@@ -126,7 +137,7 @@ class Cgroup:
     # -- what it uses ------------------------------------------------------------------------------
 
     def memory(self) -> Memory | None:
-        stat = self._read(_MEMORY, "memory.stat")
+        stat = self._read(MEMORY, "memory.stat")
         if stat is None:
             return None
         if self.version == 2:
@@ -135,26 +146,26 @@ class Cgroup:
                 kernel = sum(_number(stat, part) or 0 for part in _KERNEL_PARTS)
             return Memory(_number(stat, b"anon") or 0, _number(stat, b"shmem") or 0, kernel)
         # Absent where kernel memory is not accounted.
-        kernel_usage = self._read(_MEMORY, "memory.kmem.usage_in_bytes") or b"0"
+        kernel_usage = self._read(MEMORY, "memory.kmem.usage_in_bytes") or b"0"
         rss, shmem = _number(stat, b"total_rss"), _number(stat, b"total_shmem")
         return Memory(rss or 0, shmem or 0, int(kernel_usage))
 
     def cpu_seconds(self) -> float | None:
         if self.version == 2:
-            stat = self._read(_CPU, "cpu.stat")
+            stat = self._read(CPU, "cpu.stat")
             return None if stat is None else (_number(stat, b"usage_usec") or 0) / 1e6
-        usage = self._read(_CPU, "cpuacct.usage")
+        usage = self._read(CPU, "cpuacct.usage")
         return None if usage is None else int(usage) / 1e9
 
     def tasks(self) -> int | None:
         """Processes and threads."""
-        current = self._read(_PIDS, "pids.current")
+        current = self._read(PIDS, "pids.current")
         return None if current is None else int(current)
 
     def oom_kills(self) -> int:
         """How many of its processes were killed for want of memory."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
-        return _number(self._read(_MEMORY, name) or b"", b"oom_kill") or 0
+        return _number(self._read(MEMORY, name) or b"", b"oom_kill") or 0
 
     def _read(self, controller: str, name: str) -> bytes | None:
         try:
@@ -167,18 +178,44 @@ class Cgroup:
 
     # -- what it may use ---------------------------------------------------------------------------
 
-    def limit(self, memory_bytes: int | None = None, processes: int | None = None) -> Held:
-        """Limit memory, with no swap, and processes, of which each thread is one here.
+    def limit(
+        self,
+        memory_bytes: int | None = None,
+        processes: int | None = None,
+        cpus: float | None = None,
+    ) -> Held:
+        """Limit memory, with no swap, processes, of which each thread is one here, and processors.
 
         What cannot be limited on this host is not held.
         """
         memory = memory_bytes is not None and self._hold(
-            _MEMORY,
+            MEMORY,
             self._limit_memory_v2 if self.version == 2 else self._limit_memory_v1,
             memory_bytes,
         )
-        pids = processes is not None and self._hold(_PIDS, self._limit_tasks, processes)
-        return Held(memory, pids)
+        pids = processes is not None and self._hold(PIDS, self._limit_tasks, processes)
+        if cpus is None:
+            self._give_up_share()
+            return Held(memory, pids, cpus=False)
+        share = self._limit_share_v2 if self.version == 2 else self._limit_share_v1
+        return Held(memory, pids, self._hold(SHARE, share, round(cpus * _PERIOD_MICROSECONDS)))
+
+    def _give_up_share(self) -> None:
+        """Leave the controller of shares to others, before any cell has run.
+
+        All that is in one of its groups counts as much as a single process of the host outside: a
+        supervisor among many processes that are to be killed would hardly get its turn.
+        """
+        path = self._directories.get(SHARE)
+        if path is None or list(self._directories.values()).count(path) > 1:
+            return
+        for _ in range(_ATTEMPTS):  # one may have been in the middle of a fork
+            with contextlib.suppress(OSError):  # not ours to move, or it has ended
+                for pid in _pids(path):
+                    write(f"{path.parent}/cgroup.procs", str(pid))
+            if _remove(path):
+                del self._directories[SHARE]
+                return
 
     def _hold(self, controller: str, limit: Callable[[Path, int], None], value: int) -> bool:
         try:
@@ -208,6 +245,15 @@ class Cgroup:
     def _limit_tasks(path: Path, processes: int) -> None:
         write(f"{path}/pids.max", str(processes))
 
+    @staticmethod
+    def _limit_share_v2(path: Path, quota: int) -> None:
+        write(f"{path}/cpu.max", f"{quota} {_PERIOD_MICROSECONDS}")
+
+    @staticmethod
+    def _limit_share_v1(path: Path, quota: int) -> None:
+        write(f"{path}/cpu.cfs_period_us", str(_PERIOD_MICROSECONDS))
+        write(f"{path}/cpu.cfs_quota_us", str(quota))
+
     # -- its end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -215,106 +261,13 @@ class Cgroup:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors = {}
-        if not self._made:
+        if not self.made:
             return
         deadline = time.monotonic() + _CLOSE_SECONDS
         for path in self.paths:
             while not _remove(path) and time.monotonic() < deadline:
                 _await_exits(_pids(path), deadline)
         self._directories = {}
-
-
-def family() -> str:
-    """What the names of all of this process's cgroups begin with."""
-    return f"{PREFIX}{os.getpid()}-{start_ticks(os.getpid())}-"
-
-
-def prefixes() -> list[str]:
-    """What the paths of all of this process's cgroups begin with, if any can be made."""
-    parents = {path for _, places in find_places() for path in places.values()}
-    return sorted(f"{parent}/{family()}" for parent in parents)
-
-
-def find_places(about: Path = _SELF) -> Iterator[tuple[int, dict[str, Path]]]:
-    """Where this process could make cgroups: versions, best first, with a parent per controller.
-
-    ``about`` has the files ``cgroup`` and ``mountinfo`` of this process.
-    """
-    directories = _directories(about / "cgroup", about / "mountinfo")
-    if "" in directories and (parent := _parent_v2(*directories[""])) is not None:
-        controllers = [_MEMORY, _CPU, *([_PIDS] if _hands_on(parent, _PIDS) else [])]
-        yield 2, dict.fromkeys(controllers, parent)
-    found = {name: directories[name][1] for name in (_MEMORY, _CPU, _PIDS) if name in directories}
-    if found:
-        yield 1, found
-
-
-def _directories(cgroups: Path, mounts: Path) -> dict[str, tuple[Path, Path]]:
-    """For each controller where it is mounted, and the directory of the process in question.
-
-    The one without a name is that of version 2.
-    """
-    own: dict[str, str] = {}
-    for line in _lines(cgroups):
-        _, names, path = line.split(":", 2)
-        own.update(dict.fromkeys(names.split(","), path))
-    directories: dict[str, tuple[Path, Path]] = {}
-    for line in _lines(mounts):
-        before, _, after = line.partition(" - ")
-        kind = after.partition(" ")[0]
-        if kind not in ("cgroup", "cgroup2"):
-            continue  # others may have anything in their options, even spaces
-        options = after.rpartition(" ")[2]
-        root, mount = map(_unescape, before.split(" ")[3:5])
-        controllers = [""] if kind == "cgroup2" else options.split(",")
-        for controller in controllers:
-            below = _below(root, own.get(controller))
-            if below is not None:
-                directories.setdefault(controller, (Path(mount), Path(mount, below)))
-    return directories
-
-
-def _lines(path: Path) -> list[str]:
-    # Not `splitlines`: names may have other line breaks in them than the kernel's.
-    return os.fsdecode(path.read_bytes()).removesuffix("\n").split("\n")
-
-
-def _below(root: str, path: str | None) -> str | None:
-    """``path`` as seen from ``root``. A mount may show another part of the hierarchy than ours."""
-    root = root.rstrip("/")
-    if path is None or ".." in path.split("/") or not f"{path}/".startswith(f"{root}/"):
-        return None
-    return path[len(root) :].lstrip("/")
-
-
-def _parent_v2(mount: Path, own: Path) -> Path | None:
-    """Own, if that hands the memory controller on to its children; else its parent if that does.
-
-    Beside its own a sandbox is free of the limits that were set there. So only where there are none:
-    in a systemd user session, say, but not in a service with ``MemoryMax``.
-    """
-    if _hands_on(own, _MEMORY):
-        return own
-    if own != mount and _hands_on(own.parent, _MEMORY) and not _is_limited(own):
-        return own.parent
-    return None
-
-
-def _hands_on(path: Path, controller: str) -> bool:
-    try:
-        return controller in (path / "cgroup.subtree_control").read_text().split()
-    except OSError:
-        return False  # hidden from us
-
-
-def _is_limited(path: Path) -> bool:
-    for name in ("memory.max", "memory.high", "cpu.max"):
-        try:
-            if not (path / name).read_text().startswith("max"):
-                return True
-        except OSError:
-            continue  # without the controller there is no limit of this kind
-    return False
 
 
 def _reap(parent: Path) -> None:
@@ -362,9 +315,3 @@ def _number(data: bytes, name: bytes) -> int | None:
     """The number in a line ``name number``."""
     rest = (b"\n" + data).partition(b"\n" + name + b" ")[2]
     return int(rest.split(None, 1)[0]) if rest else None
-
-
-def _unescape(path: str) -> str:
-    """Mount points in ``mountinfo`` have spaces and the like as octal numbers."""
-    head, *parts = path.split("\\")
-    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in parts)

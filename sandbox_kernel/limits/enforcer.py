@@ -24,7 +24,12 @@ from sandbox_kernel.relay.cells import RunningCell
 from sandbox_kernel.relay.loop import Loop, Timer
 from sandbox_kernel.relay.settle import Ending
 
-IDLE_TICK_SECONDS: Final = 1.0
+# Threads that cells have left can send without end, too.
+IDLE_TICK_SECONDS: Final = 0.5
+# The first look after a cell: by then its checkpoint is made, and the sandbox sleeps.
+REST_SECONDS: Final = 0.05
+# What was looked at when the first of a cell's reply and its idle came need not be again at the second.
+LAST_LOOK_SECONDS: Final = 0.005
 # A second interrupt this long after the first one means it.
 INSIST_SECONDS: Final = 1.0
 
@@ -44,6 +49,8 @@ class Enforcer:
         self._own_memory = OwnMemory()
         self._insisted = False
         self._forgot = False
+        # Whether the sandbox was looked at since the last cell.
+        self._rested = False
         self._rolling_back = False
         self._how_it_died = ""
         self._timer: Timer | None = None
@@ -66,7 +73,7 @@ class Enforcer:
         if not self._watches:
             self._own_memory.begin()
         self._watches[cell.request.msg_id] = Watch.begin(cell, limits, meter)
-        self._forgot = False
+        self._forgot = self._rested = False
         self._schedule()
 
     def pause(self, cell: RunningCell) -> None:
@@ -76,16 +83,17 @@ class Enforcer:
 
     def resume(self) -> None:
         for watch in self._watches.values():
-            watch.clock.resume()
+            if not watch.ending:
+                watch.clock.resume()
         self._schedule()
 
     def output(self, cell: RunningCell) -> bool:
         """Whether the cell may still show what it has just sent; if not, it is stopped."""
         watch = self._watches.get(cell.request.msg_id)
-        if watch is None or watch.ending:
-            return watch is None
+        if watch is None:
+            return True
         excess = watch.output_excess()
-        if excess is not None and watch.excess is None:
+        if excess is not None and watch.excess is None and not watch.ending:
             self._exceed(watch, excess)
         return excess is None
 
@@ -97,6 +105,7 @@ class Enforcer:
     def insist(self) -> None:
         """The user has interrupted. The second time, what does not stop is killed."""
         now = time.monotonic()
+        self.resume()  # whatever it waited for
         for watch in self._watches.values():
             if watch.interrupted_at is None:
                 watch.interrupted_at = now
@@ -105,12 +114,20 @@ class Enforcer:
                 self._roll_back()
                 return
 
+    def nearly_over(self, cell: RunningCell) -> None:
+        """The first of its reply and its idle is here: while the other is on its way there is time."""
+        watch = self._watches.get(cell.request.msg_id)
+        if watch is not None and not watch.ending:
+            watch.look()
+            watch.last_look_at = watch.looked_at
+
     def over(self, cell: RunningCell) -> None:
         """The cell's reply and idle are here."""
         watch = self._watches.get(cell.request.msg_id)
         if watch is None or watch.ending:
             return
-        watch.look()
+        if time.monotonic() - watch.last_look_at > LAST_LOOK_SECONDS:
+            watch.look()
         if watch.excess is None:
             watch.excess = self._memory_excess(watch)
             if watch.excess is not None:
@@ -125,7 +142,8 @@ class Enforcer:
         else:
             watch.ending = True
             watch.clock.pause()
-            self._ladder.sweep(watch.meter.baseline.ticks, lambda: self._conclude_kept(watch))
+            ticks = watch.meter.baseline.ticks
+            self._ladder.sweep(ticks, lambda threads: self._swept(watch, threads))
 
     # -- told by the lifecycle ---------------------------------------------------------------------
 
@@ -163,11 +181,12 @@ class Enforcer:
         self._timer = self._loop.call_later(self._until_next_tick(), self._tick)
 
     def _until_next_tick(self) -> float:
-        return min((w.next_look() for w in self._watches.values()), default=IDLE_TICK_SECONDS)
+        idle = IDLE_TICK_SECONDS if self._rested else REST_SECONDS
+        return min((w.next_look() for w in self._watches.values()), default=idle)
 
     def _tick(self) -> None:
         self._timer = None
-        if self._watches and self._own_memory.swamped:
+        if not self._rolling_back and self._own_memory.swamped:
             self._hang_up()
         elif self._watches:
             for watch in list(self._watches.values()):
@@ -180,6 +199,7 @@ class Enforcer:
     def _hang_up(self) -> None:
         """Close the connections that swamp the wrapper; with them goes the kernel process."""
         used = self._own_memory.growth_bytes
+        self._how_it_died = "what earlier cells left running sent more than the wrapper can hold"
         for watch in self._watches.values():
             if watch.excess is None:
                 allowed = watch.limits.output_bytes
@@ -198,9 +218,13 @@ class Enforcer:
             self._roll_back()
 
     def _look_at_idle(self) -> None:
+        self._rested = True
         meter = self._ladder.meter()
+        if meter is None:
+            return
+        meter.look_ahead()
         allowed = self._policy.limits.sandbox_memory_bytes
-        if meter is None or allowed is None:
+        if allowed is None:
             return
         used = meter.memory_bytes(allowed)
         if used > allowed and not self._forget():
@@ -211,6 +235,7 @@ class Enforcer:
         return (
             self._memory_excess(watch)
             or watch.time_excess()
+            or watch.processes_excess()
             or self._spending.excess(watch.clock.seconds, watch.reading.cpu_seconds)
         )
 
@@ -263,12 +288,20 @@ class Enforcer:
         for watch in list(self._watches.values()):
             self._conclude(watch, endings.ended(watch, self._policy, fate))
 
-    def _conclude_kept(self, watch: Watch) -> None:
-        if watch.cell.request.msg_id in self._watches:  # else the sandbox was lost meanwhile
+    def _swept(self, watch: Watch, threads: int) -> None:
+        if watch.cell.request.msg_id not in self._watches:
+            return  # the sandbox was lost meanwhile
+        if threads and watch.meter.baseline.kernel is None:
+            # Under a second kernel threads cannot be seen from here: then what is said inside counts.
+            self._roll_back()
+        else:
             self._conclude(watch, endings.kept(watch, self._policy))
 
     def _conclude(self, watch: Watch, ending: Ending) -> None:
         del self._watches[watch.cell.request.msg_id]
+        if not self._watches:
+            self._own_memory.begin()
+            self._schedule()
         if ending.state == "kept":
             self._finished = max(self._finished, watch.cell.serial)
         elif ending.state == "lost":

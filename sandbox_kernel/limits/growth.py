@@ -11,14 +11,18 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from sandbox_kernel.limits.proc import Status, is_checkpoint, read_stat, read_status, ticks_now
+from sandbox_kernel.limits.proc import (
+    Status,
+    anon_bytes,
+    is_checkpoint,
+    read_stat,
+    read_status,
+)
 from sandbox_kernel.limits.reading import Baseline, Snapshot
 
 # What may be made while a cell is measured: one before it runs and one after it has ended. More of
 # that kind are a cell's own.
 _CHECKPOINTS: Final = 2
-# A fork that takes its name as a checkpoint needs a moment for that.
-_NAMED_AFTER_TICKS: Final = 3
 
 
 class Processes(NamedTuple):
@@ -40,14 +44,17 @@ class Processes(NamedTuple):
 
 def sort_processes(baseline: Baseline, now: Snapshot, kernel_pid: int) -> Processes:
     found = Processes(set(), set(), set(), set())
-    nameless_since = ticks_now() - _NAMED_AFTER_TICKS
     for pid in now.anon:
         stat = now.stats.get(pid)
         # A pid may be another process's by now.
         if pid in baseline.snapshot.anon and (stat is None or stat.start <= baseline.ticks):
             found.old.add(pid)
             continue
-        stat = stat or read_stat(pid)
+        if stat is None:
+            stat = read_stat(pid)
+            if stat is None or not stat.forked:
+                # It runs its own program only since, or has ended: what it had was its parent's.
+                now.anon[pid] = anon_bytes(pid)
         if stat is None or not stat.forked:
             found.started.add(pid)
             continue
@@ -56,7 +63,7 @@ def sort_processes(baseline: Baseline, now: Snapshot, kernel_pid: int) -> Proces
             len(found.checkpoints) < _CHECKPOINTS
             and status is not None
             and status.parent == kernel_pid
-            and (is_checkpoint(status) or stat.start >= nameless_since)
+            and is_checkpoint(status)
         ):
             found.checkpoints.add(pid)
         else:

@@ -39,20 +39,28 @@ __all__ = ["Baseline", "CellMeter", "Meter", "Reading", "host_virtual_memory", "
 
 PROC: Final = "/proc"
 _NOBODY: Final = 0  # no process has this pid
+# Less CPU time than this changes nothing that counts.
+_REST_SECONDS: Final = 0.001
 
 
 class Meter:
     """Measures one sandbox: the processes below ``root_pid``, all in ``cgroup`` if there is one.
 
     After the sandbox's end it goes on to say how much CPU time that has used. Without a ``root_pid``
-    there is nothing to measure.
+    there is nothing to measure. ``supervisor``: its pid, where no pid namespace tells.
     """
 
-    def __init__(self, root_pid: int | None = None, cgroup: Cgroup | None = None) -> None:
+    def __init__(
+        self,
+        root_pid: int | None = None,
+        cgroup: Cgroup | None = None,
+        supervisor: int | None = None,
+    ) -> None:
         # What `usage_reply` shows as the memory there is: the user's budget.
         self.memory_limit: int | None = None
         self._root = _NOBODY if root_pid is None else root_pid
         self._cgroup = cgroup
+        self._supervisor = supervisor
         # It may be without one of the two controllers.
         self._has_memory = cgroup is not None and cgroup.memory() is not None
         self._has_cpu = cgroup is not None and cgroup.cpu_seconds() is not None
@@ -61,6 +69,7 @@ class Meter:
         self._leaders: Leaders | None = None
         self._kernel_parent = 0
         self._cpu_seconds = 0.0
+        self._ahead: Baseline | None = None
         self._last_answer: tuple[float, float] | None = None
 
     @property
@@ -83,8 +92,22 @@ class Meter:
 
     # -- a cell ------------------------------------------------------------------------------------
 
+    def look_ahead(self) -> None:
+        """Take the baseline of the next cell: it holds for as long as nothing runs in the sandbox."""
+        if self._has_cpu and not self._is_at_rest():
+            self._ahead = self._baseline()
+
     def begin(self) -> Baseline:
         """On the way of every cell, so it leaves out what is costly."""
+        ahead = self._ahead
+        return ahead if ahead is not None and self._is_at_rest() else self._baseline()
+
+    def _is_at_rest(self) -> bool:
+        """Whether nothing has run since the look ahead: only a cgroup's CPU time is exact enough."""
+        ahead = self._ahead
+        return ahead is not None and self._read_cpu() - ahead.cpu_seconds < _REST_SECONDS
+
+    def _baseline(self) -> Baseline:
         ticks = ticks_now()
         snapshot = self._snapshot(scan=False)
         pid, kernel = self._find_kernel(snapshot)
@@ -156,7 +179,7 @@ class Meter:
             same = status is not None and status.parent == self._kernel_parent
             if status is not None and same and not is_checkpoint(status):
                 return self._leaders.kernel, status
-        self._leaders = find_leaders(self._root, snapshot.anon)
+        self._leaders = find_leaders(self._root, snapshot.anon, self._supervisor)
         status = None if self._leaders is None else read_status(self._leaders.kernel)
         if self._leaders is None or status is None:
             return 0, None

@@ -25,7 +25,7 @@ _BLOCK_BYTES: Final = 512  # of st_blocks, on every file system
 MAX_PROCESSES: Final = 512
 MAX_THREADS: Final = 4096
 _MAX_DESCRIPTORS: Final = 4096
-# What `inner/checkpoint.py` calls a process that sleeps until it takes the kernel's place.
+# What `inner/processes.py` calls a process that sleeps until it takes the kernel's place.
 _CHECKPOINT: Final = b"checkpoint"
 _FORKED_NO_EXEC: Final = 0x40  # PF_FORKNOEXEC
 
@@ -181,11 +181,12 @@ class Leaders(NamedTuple):
     kernel: int
 
 
-def find_leaders(root: int, pids: Iterable[int]) -> Leaders | None:
+def find_leaders(root: int, pids: Iterable[int], supervisor: int | None = None) -> Leaders | None:
     """The kernel process is the supervisor's first child, in the order of pids inside.
 
     Sleeping checkpoints come after others: a kernel process that took over is younger than an older
-    checkpoint of its predecessor. Without a pid namespace it is ``root`` itself.
+    checkpoint of its predecessor. Without a pid namespace it is ``root`` itself, or a child of
+    ``supervisor``; that is then none with a file system of its own.
     """
     statuses = {pid: status for pid in pids if (status := read_status(pid)) is not None}
     if root not in statuses:
@@ -193,21 +194,28 @@ def find_leaders(root: int, pids: Iterable[int]) -> Leaders | None:
     # As deep as this process itself: bwrap is, but not the first process of a container.
     own = read_status(os.getpid())
     outside = 1 if own is None else own.nesting
-    supervisor = next(
+    first = next(
         (pid for pid, s in statuses.items() if s.nesting > outside and s.inner_pid == 1), None
     )
-    if supervisor is None:
+    if first is None and supervisor is None:
         return Leaders(None, root)
     children = [
-        (status.name == _CHECKPOINT, status.inner_pid, pid)
+        (is_checkpoint(status), _start(pid), status.inner_pid, pid)
         for pid, status in statuses.items()
-        if status.parent == supervisor
+        if status.parent == (first or supervisor)
     ]
-    return Leaders(supervisor, min(children)[2]) if children else None
+    return Leaders(first, min(children)[-1]) if children else None
+
+
+def _start(pid: int) -> int:
+    """When it started; pids of the host begin again at some time."""
+    found = read_stat(pid)
+    return 0 if found is None else found.start
 
 
 def is_checkpoint(status: Status) -> bool:
-    return status.name == _CHECKPOINT
+    """The kernel process has that name too while it forks one, but has threads."""
+    return status.name == _CHECKPOINT and status.threads == 1
 
 
 def memfd_bytes(pids: Iterable[int]) -> int:

@@ -78,6 +78,8 @@ class Watch:
     looked_at: float = field(default_factory=time.monotonic)
     look_seconds: float = 0.0
     full_at: float = math.inf
+    # When it was looked at because it has said that it is over.
+    last_look_at: float = -math.inf
 
     @classmethod
     def begin(cls, cell: RunningCell, limits: Limits, meter: Meter) -> Watch:
@@ -116,6 +118,15 @@ class Watch:
         if limits.cpu_seconds is not None and cpu >= limits.cpu_seconds:
             return Excess("cpu", limits.cpu_seconds, cpu)
         return None
+
+    def processes_excess(self) -> Excess | None:
+        """Of one that got around the limit inside, which makes starting one more fail."""
+        hard, tasks = self.limits.hard_tasks, self.reading.tasks
+        # A second kernel has threads of its own, and holds its own limits.
+        if hard is None or tasks <= hard or self.meter.baseline.kernel is None:
+            return None
+        assert self.limits.processes is not None
+        return Excess("processes", self.limits.processes, tasks)
 
     def sandbox_memory_excess(self) -> Excess | None:
         used = self.reading.memory_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from sandbox_kernel.isolation.checks.base import Check, Host
-from sandbox_kernel.limits.cgroup import find_places
+from sandbox_kernel.limits.cgroup_places import find_places
 
 CGROUP: Final = "cgroup"
 MEMORY: Final = "memory controller"

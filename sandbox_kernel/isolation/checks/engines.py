@@ -1,9 +1,12 @@
-"""Container engines: which answer, what they are, and whether they have an image to run."""
+"""Container engines: which answer, what they are, and whether the first has an image to run.
+
+A start uses the first and no other, so that is the one that levels and policies are judged by.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,10 +15,12 @@ from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.isolation.checks.base import Check, Host, failed, together
 from sandbox_kernel.isolation.checks.runtimes import Runtime, gvisor, runtimes
 from sandbox_kernel.isolation.engine import UNIX, connect
+from sandbox_kernel.isolation.images import FLAVORS, recorded
+from sandbox_kernel.isolation.offer import unmapped
 
 ENGINE: Final = "engine"
+OTHER_ENGINE: Final = "other engine"
 IMAGE: Final = "image"
-FLAVOURS: Final = ("python", "python-minimal")
 _NO_ENGINE: Final = (
     "For the levels `container` and `gvisor`: `apt-get install docker.io`; or Podman, with its "
     "podman.socket enabled."
@@ -34,6 +39,7 @@ class Engine(NamedTuple):
     runtimes: Mapping[str, Runtime]
     default_runtime: str
     images: frozenset[str]  # of those asked for
+    unfit: SandboxUnavailable | None = None  # why it can run no sandbox
 
     def summary(self) -> str:
         rootless = ", rootless" if self.rootless else ""
@@ -41,7 +47,7 @@ class Engine(NamedTuple):
 
 
 def check_engines(host: Host) -> list[Check]:
-    wanted: Mapping[str, str] | SandboxError | None
+    wanted: Mapping[str, str] | SandboxError
     try:
         wanted = _recorded_images()
     except SandboxError as error:  # what is told of the image; the engines are asked all the same
@@ -50,14 +56,29 @@ def check_engines(host: Host) -> list[Check]:
     # The client waits for each part of an answer, so it is the deadline that counts.
     questions = [partial(ask, address, host.timeout_seconds + 1, ids) for address in host.engines]
     answers = together(questions, host.timeout_seconds)
-    engines = [answer for answer in answers if isinstance(answer, Engine)]
     checks = [
         _judge(address, answer, host.timeout_seconds)
         for address, answer in zip(host.engines, answers, strict=True)
     ]
     if not checks:
         checks = [Check(ENGINE, "missing", "no socket of Docker or Podman", _NO_ENGINE)]
-    return [*checks, runtimes(engines), gvisor(engines, host), image(engines, wanted)]
+    first = answers[0] if answers and isinstance(answers[0], Engine) else None
+    return [
+        *_in_order(host.engines, checks),
+        runtimes(first),
+        gvisor(first, host),
+        image(first, wanted),
+    ]
+
+
+def _in_order(addresses: Sequence[str], checks: Sequence[Check]) -> list[Check]:
+    """The one that a start uses by its own name, and if it will not do, which other one will."""
+    first, *others = checks
+    will_do = [a for a, c in zip(addresses[1:], others, strict=True) if c.status == "ok"]
+    if first.status != "ok" and will_do:
+        another = f"Or use another: set DOCKER_HOST={will_do[0]}."
+        first = replace(first, fix=" ".join(filter(None, (first.fix, another))))
+    return [first, *(replace(other, name=OTHER_ENGINE) for other in others)]
 
 
 def ask(address: str, timeout: float, images: Sequence[str] = ()) -> Engine:
@@ -106,11 +127,14 @@ def _engine(
         runtimes={n: r for n, r in found.items() if not podman or Path(r.path).exists()},
         default_runtime=str(info.get("DefaultRuntime", "")),
         images=images,
+        unfit=unmapped(address, info),
     )
 
 
 def _judge(address: str, answer: Engine | Exception | None, seconds: float) -> Check:
     if isinstance(answer, Engine):
+        if answer.unfit is not None:
+            return failed(ENGINE, "refused", answer.unfit)
         return Check(ENGINE, "ok", answer.summary())
     if answer is None:
         found = f"{address} does not answer within {seconds:g} s"
@@ -122,30 +146,23 @@ def _judge(address: str, answer: Engine | Exception | None, seconds: float) -> C
     return failed(ENGINE, "refused" if there else "missing", answer)
 
 
-def image(engines: Sequence[Engine], wanted: Mapping[str, str] | SandboxError | None) -> Check:
-    """Whether an engine has an image that was built for sandboxes."""
+def image(engine: Engine | None, wanted: Mapping[str, str] | SandboxError) -> Check:
+    """Whether the engine has an image that was built for sandboxes; which one a policy needs is its own."""
     if isinstance(wanted, SandboxError):
         return failed(IMAGE, "refused", wanted)
-    if wanted is None:
-        return Check(IMAGE, "missing", "this build of sandbox-kernel makes none")
     if not wanted:
         return Check(IMAGE, "missing", "none was built", _NO_IMAGE)
-    if not engines:
+    if engine is None:
         return Check(IMAGE, "unknown", "no engine to ask")
-    there = [
-        flavour for flavour, id in wanted.items() if any(id in engine.images for engine in engines)
-    ]
+    there = [flavour for flavour, id in wanted.items() if id in engine.images]
+    gone = ", ".join(flavour for flavour in wanted if flavour not in there)
+    lost = f"{gone} built, but the engine has it no more" if gone else ""
     if not there:
-        found = f"{', '.join(wanted)} built, but no engine has it any more"
-        return Check(IMAGE, "missing", found, _NO_IMAGE)
-    return Check(IMAGE, "ok", ", ".join(there))
+        return Check(IMAGE, "missing", lost, _NO_IMAGE)
+    return Check(IMAGE, "ok", "; ".join(filter(None, (", ".join(there), lost))))
 
 
-def _recorded_images() -> dict[str, str] | None:
-    """The ids of images that were built here, by flavour; ``None`` if this build makes none."""
-    try:
-        images = importlib.import_module("sandbox_kernel.isolation.images")
-    except ModuleNotFoundError:
-        return None
-    records = {flavour: images.recorded(flavour) for flavour in FLAVOURS}
-    return {flavour: str(record.id) for flavour, record in records.items() if record is not None}
+def _recorded_images() -> dict[str, str]:
+    """The ids of images that were built here, by flavour."""
+    records = {flavor: recorded(flavor) for flavor in FLAVORS}
+    return {flavor: record.id for flavor, record in records.items() if record is not None}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from sandbox_kernel.isolation import probe
 from sandbox_kernel.isolation.checks.base import Check, Host, failed
+from sandbox_kernel.isolation.landlock import ask_version
 from sandbox_kernel.isolation.seccomp import SeccompError, compile_profile
 from sandbox_kernel.paths import policies_directory
 from sandbox_kernel.words import count
@@ -21,7 +20,6 @@ LANDLOCK: Final = "Landlock"
 # What the compiled profile does with a call.
 _ACTIONS: Final = ("allow", "errno", "kill_process")
 _INSTRUCTION_BYTES: Final = 8
-_CREATE_RULESET, _ASK_VERSION = 444, 1
 
 
 def check_kernel(host: Host) -> list[Check]:
@@ -49,18 +47,8 @@ def system_call_filter(profile: Path) -> Check:
     return Check(FILTER, "ok", count(len(program) // _INSTRUCTION_BYTES, "instruction"))
 
 
-def _landlock_version() -> int:
-    """The version of its interface; raises ``OSError``."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    found = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_ASK_VERSION))
-    if found < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return int(found)
-
-
-def landlock(ask: Callable[[], int] = _landlock_version) -> Check:
-    """Which version of Landlock the kernel has. No level needs it."""
+def landlock(ask: Callable[[], int] = ask_version) -> Check:
+    """Which version of Landlock the kernel has. No level needs it; `restricted` is weaker without."""
     try:
         return Check(LANDLOCK, "ok", f"version {ask()} of its interface")
     except OSError as error:

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Final, get_args
 
-from sandbox_kernel.isolation.checks.base import Check
+from sandbox_kernel.isolation.checks.base import Check, Host, together
 from sandbox_kernel.isolation.checks.engines import ENGINE, IMAGE
 from sandbox_kernel.isolation.checks.installation import HOME, PYTHON
 from sandbox_kernel.isolation.checks.kernel import FILTER, SECCOMP
 from sandbox_kernel.isolation.checks.namespaces import BWRAP, USER_NAMESPACES
-from sandbox_kernel.isolation.checks.root import LEAVING_ROOT
+from sandbox_kernel.isolation.checks.offers import Lack, Offers
+from sandbox_kernel.isolation.checks.root import CHANGING_USER, LEAVING_ROOT
 from sandbox_kernel.isolation.checks.runtimes import GVISOR
 from sandbox_kernel.policy.model import Level
 
+if TYPE_CHECKING:
+    from sandbox_kernel.policy.model import Policy
+
 # From weak to strong, with the checks that each needs.
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "restricted": (PYTHON, HOME),
+    "restricted": (CHANGING_USER, SECCOMP, FILTER, PYTHON, HOME),
     "process": (BWRAP, USER_NAMESPACES, LEAVING_ROOT, SECCOMP, FILTER, PYTHON, HOME),
     "container": (ENGINE, IMAGE, HOME),
     "gvisor": (ENGINE, GVISOR, IMAGE, HOME),
+}
+# Which image and which runtime must be there is a policy's own matter.
+_OF_POLICIES: Final = (IMAGE, GVISOR)
+# What to know of a level before one asks for it.
+ABOUT: Final[Mapping[str, str]] = {
+    "restricted": "only where a policy names it; weak: no namespaces, so it relies on the check of the "
+    "code, system call filters and Landlock",
 }
 _IN_THIS_BUILD: Final = get_args(Level)
 
@@ -32,6 +44,7 @@ class LevelHere:
     level: str
     available: bool
     why: str
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,54 +56,81 @@ class PolicyHere:
     require: str | None
     level: str | None
     why: str
+    # What the engine must be given for it; what the checks say is not said again.
+    fix: str | None = None
 
 
 def levels_here(
     checks: Sequence[Check], in_this_build: Sequence[str] = _IN_THIS_BUILD
 ) -> list[LevelHere]:
-    """Every level; of several checks of one name, as for engines, one is enough."""
-    passed = {check.name for check in checks if check.status == "ok"}
+    """Every level, as far as it does not depend on a policy."""
     found = []
     for level, needs in NEEDS.items():
-        lacking = [name for name in needs if name not in passed]
-        if level not in in_this_build:
-            why = "not in this build"
-        else:
-            why = f"needs {', '.join(lacking)}" if lacking else ""
-        found.append(LevelHere(level, not why, why))
+        why = _lacking(needs, checks) if level in in_this_build else "not in this build"
+        found.append(LevelHere(level, not why, why, ABOUT.get(level, "")))
     return found
 
 
-def level_for(
-    prefer: Sequence[str], require: str, levels: Sequence[LevelHere]
-) -> tuple[str | None, str]:
-    """The first preferred level that can run and is not weaker than required; else the reasons."""
-    strength = list(NEEDS)
-    why = {here.level: here.why for here in levels}
-    reasons = []
-    for level in prefer:
-        if strength.index(level) < strength.index(require):
-            reasons.append(f"{level} is weaker than {require}")
-        elif not why[level]:
-            return level, ""
-        else:
-            reasons.append(f"{level} {why[level]}")
-    return None, "; ".join(reasons)
+def _lacking(needs: Sequence[str], checks: Sequence[Check]) -> str:
+    passed = {check.name for check in checks if check.status == "ok"}
+    lacking = [name for name in needs if name not in passed]
+    return f"needs {', '.join(lacking)}" if lacking else ""
 
 
-def policies_here(levels: Sequence[LevelHere]) -> list[PolicyHere]:
+def policy_here(policy: Policy, checks: Sequence[Check], offers: Offers) -> PolicyHere:
+    """The first level that the policy prefers and accepts and a start would get; else the reasons."""
+    isolation = policy.isolation
+    reasons, fixes = [], []
+    found = None
+    for level in isolation.prefer:
+        if level not in isolation.accepted:
+            reasons.append(f"{level} is weaker than {isolation.require}")
+            continue
+        lack = _lack(policy, level, checks, offers)
+        if lack is None:
+            found = level
+            break
+        reasons.append(f"{level} {lack.why.removesuffix('.')}")
+        fixes += [lack.fix] if lack.fix else []
+        if lack.is_final:
+            break
+    why = "" if found else "; ".join(reasons)
+    fix = " ".join(dict.fromkeys(fixes)) or None
+    return PolicyHere(policy.name, isolation.prefer, isolation.require, found, why, fix)
+
+
+def _lack(policy: Policy, level: Level, checks: Sequence[Check], offers: Offers) -> Lack | None:
+    needs = [name for name in NEEDS[level] if name not in _OF_POLICIES]
+    if why := _lacking(needs, checks):
+        return Lack(why)
+    return offers.lack(policy, level) if ENGINE in needs else None
+
+
+def policies_here(checks: Sequence[Check], host: Host) -> list[PolicyHere]:
     """Every policy that can be chosen by name."""
-    from sandbox_kernel.errors import PolicyError
     from sandbox_kernel.policy.find import policy_names
+
+    names = policy_names()
+    offers = Offers(host)
+    # At once, and not for ever: an engine may begin to hang at any moment.
+    answers = together(
+        [partial(_named, name, checks, offers) for name in names], 2 * host.timeout_seconds
+    )
+    found = []
+    for name, answer in zip(names, answers, strict=True):
+        if isinstance(answer, Exception):
+            raise answer
+        silent = PolicyHere(name, (), None, None, "the engine does not answer any more")
+        found.append(silent if answer is None else answer)
+    return found
+
+
+def _named(name: str, checks: Sequence[Check], offers: Offers) -> PolicyHere:
+    from sandbox_kernel.errors import PolicyError
     from sandbox_kernel.policy.load import load_policy
 
-    found = []
-    for name in policy_names():
-        try:
-            isolation = load_policy(name).isolation
-        except PolicyError as error:
-            found.append(PolicyHere(name, (), None, None, error.what))
-            continue
-        level, why = level_for(isolation.prefer, isolation.require, levels)
-        found.append(PolicyHere(name, isolation.prefer, isolation.require, level, why))
-    return found
+    try:
+        policy = load_policy(name)
+    except PolicyError as error:
+        return PolicyHere(name, (), None, None, error.what)
+    return policy_here(policy, checks, offers)

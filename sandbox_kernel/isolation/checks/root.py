@@ -12,9 +12,11 @@ from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation import descent, probe
 from sandbox_kernel.isolation.checks.base import Check, Host, failed, run
 from sandbox_kernel.isolation.process import stand_in_for_root
+from sandbox_kernel.isolation.restricted import find_stand_in
 
 LEAVING_ROOT: Final = "leaving root"
 IDMAPPED: Final = "idmapped mounts"
+CHANGING_USER: Final = "changing user"
 # Appended to the path: where this package is, some other may have the name of a standard module.
 _CHILD: Final = (
     "import sys; sys.path.append(sys.argv[1]); "
@@ -25,7 +27,20 @@ _PACKAGES: Final = Path(__file__).parents[3]
 
 def check_root(host: Host) -> list[Check]:
     if host.uid != 0:
-        return [Check(LEAVING_ROOT, "ok", f"not needed: uid {host.uid} is not root")]
+        found = f"not needed: uid {host.uid} is not root"
+        return [Check(name, "ok", found) for name in (LEAVING_ROOT, CHANGING_USER)]
+    return [*_leaving(host), _changing(host)]
+
+
+def _changing(host: Host) -> Check:
+    """What `restricted` needs: another user who can run this Python as it is."""
+    try:
+        return Check(CHANGING_USER, "ok", f"to uid {find_stand_in(host.about, host.uid)}")
+    except SandboxUnavailable as error:
+        return failed(CHANGING_USER, "refused", error)
+
+
+def _leaving(host: Host) -> list[Check]:
     try:
         uid = stand_in_for_root(host.about)
     except SandboxUnavailable as error:

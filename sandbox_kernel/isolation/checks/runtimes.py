@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -40,34 +40,38 @@ class _Engine(Protocol):
     def default_runtime(self) -> str: ...
 
 
-def runtimes(engines: Sequence[_Engine]) -> Check:
+def runtimes(engine: _Engine | None) -> Check:
     """The runtimes that can be chosen, and the one that is taken if none is."""
-    if not engines:
+    if engine is None:
         return Check(RUNTIMES, "unknown", "no engine to ask")
-    found = []
-    for engine in engines:
-        names = [name for name in engine.runtimes if name.startswith(_KNOWN)]
-        others = [name for name in names if name != engine.default_runtime]
-        found.append(", ".join([f"{engine.default_runtime or 'none'} (default)", *sorted(others)]))
-    return Check(RUNTIMES, "ok", "; ".join(found))
+    names = [name for name in engine.runtimes if name.startswith(_KNOWN)]
+    others = [name for name in names if name != engine.default_runtime]
+    found = ", ".join([f"{engine.default_runtime or 'none'} (default)", *sorted(others)])
+    return Check(RUNTIMES, "ok", found)
 
 
-def gvisor(engines: Sequence[_Engine], host: Host) -> Check:
-    """Whether some engine can run a container under gVisor that reaches the wrapper's sockets."""
-    if not engines:
+def gvisor(engine: _Engine | None, host: Host) -> Check:
+    """Whether the engine can run a container under gVisor that reaches the wrapper's sockets."""
+    if engine is None:
         return Check(GVISOR, "unknown", "no engine to ask")
-    checks = [_judge(engine.kind, name, runtime, host) for engine, name, runtime in _found(engines)]
+    checks = [
+        _judge(engine.kind, name, runtime, host)
+        for name, runtime in engine.runtimes.items()
+        if name == _RUNSC or runtime.is_gvisor
+    ]
     if not checks:
-        found = f"no engine has the runtime {_RUNSC}"
+        found = f"the engine has no runtime {_RUNSC}"
         return Check(GVISOR, "missing", found, _fix(_flag(_RUNSC, host), install=True))
     return next((check for check in checks if check.status == "ok"), checks[0])
 
 
-def _found(engines: Sequence[_Engine]) -> Iterator[tuple[_Engine, str, Runtime]]:
-    for engine in engines:
-        for name, runtime in engine.runtimes.items():
-            if name == _RUNSC or runtime.is_gvisor:
-                yield engine, name, runtime
+def named(engine: _Engine, name: str, host: Host) -> Check:
+    """The same of the one runtime that a policy names. Of what is not gVisor nothing is known."""
+    if (runtime := engine.runtimes.get(name)) is None:
+        return Check(GVISOR, "missing", f"the engine has no runtime {name}")
+    if name == _RUNSC or runtime.is_gvisor:
+        return _judge(engine.kind, name, runtime, host)
+    return Check(GVISOR, "ok", name)
 
 
 def _judge(kind: str, name: str, runtime: Runtime, host: Host) -> Check:

@@ -44,6 +44,22 @@ def test_an_image_is_known_by_all_that_it_is_made_from(tmp_path: Path) -> None:
     assert len(set(digests)) == len(digests)
 
 
+@pytest.mark.parametrize("option", ["-r", "-c"])
+def test_a_file_that_requirements_take_in_is_a_part_of_the_image(
+    tmp_path: Path, option: str
+) -> None:
+    nested = tmp_path / "nested"
+    nested.mkdir()
+    (tmp_path / "more.txt").write_text(f"{option} nested/first.txt\n")
+    (nested / "first.txt").write_text("-r second.txt")
+    (nested / "second.txt").write_text("numpy==1")
+    extended = ImageRequest("python-minimal", requirements=tmp_path / "more.txt")
+    before = inputs_of(extended, "sha256:1")
+    assert inputs_of(extended, "sha256:1") == before
+    (nested / "second.txt").write_text("numpy==2")
+    assert inputs_of(extended, "sha256:1") != before
+
+
 def test_a_name_makes_no_other_image() -> None:
     renamed = ImageRequest("python-minimal", tag="other", anew=True)
     assert inputs_of(renamed, "sha256:1") == inputs_of(MINIMAL, "sha256:1")

@@ -9,32 +9,36 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.isolation import view
-from sandbox_kernel.isolation.container import ContainerSpec, bind, container_config, explain
-from sandbox_kernel.isolation.keeper import is_abandoned, owner_label
+from sandbox_kernel.isolation.container import (
+    Allowance,
+    bind,
+    container_config,
+    explain,
+    volume,
+)
+from sandbox_kernel.isolation.keeper import volumes_of
+from sandbox_kernel.isolation.owner import OWNER, owner_label
+from sandbox_kernel.isolation.wanted import HOST_TASKS_PER_TASK, Found
 from sandbox_kernel.paths import policies_directory
 
-SPEC = ContainerSpec(
-    address="unix:///run/docker.sock",
-    engine="docker runc",
-    image="sha256:" + "0" * 64,
-    runtime=None,
-    memory_bytes=512 << 20,
-    processes=100,
-    policy_sha256="1" * 64,
-)
+LIMITED = Allowance(memory_bytes=512 << 20, processes=100, cpus=1.5)
+FOUND = Found(level="container", runtime=None, image="sha256:" + "0" * 64, engine="docker")
 
 
-def config(spec: ContainerSpec = SPEC) -> dict[str, object]:
-    return container_config(
-        spec,
-        user="1900000001:1900000001",
-        environment={"HOME": view.HOME},
-        mounts=[bind(Path("/state/run/1"), view.RUN)],
+def config(allowance: Allowance = LIMITED, found: Found = FOUND) -> dict[str, object]:
+    return found.complete(
+        container_config(
+            allowance,
+            "1" * 64,
+            user="1900000001:1900000001",
+            environment={"HOME": view.HOME},
+            mounts=[bind(Path("/state/run/1"), view.RUN)],
+        )
     )
 
 
-def host(spec: ContainerSpec = SPEC) -> dict[str, object]:
-    settings = config(spec)["HostConfig"]
+def host(allowance: Allowance = LIMITED, found: Found = FOUND) -> dict[str, object]:
+    settings = config(allowance, found)["HostConfig"]
     assert isinstance(settings, dict)
     return settings
 
@@ -51,6 +55,7 @@ def host(spec: ContainerSpec = SPEC) -> dict[str, object]:
         ("Memory", 512 << 20),
         ("MemorySwap", 512 << 20),
         ("PidsLimit", 100),
+        ("NanoCpus", 1_500_000_000),
         ("AutoRemove", True),
     ],
 )
@@ -78,10 +83,28 @@ def test_the_filter_is_the_one_that_is_shipped_and_privileges_cannot_be_gained()
     assert json.loads(second.removeprefix("seccomp=")) == shipped
 
 
+def test_podman_is_told_where_the_filter_lies() -> None:
+    _, second = host(found=FOUND._replace(engine="podman"))["SecurityOpt"]
+    assert Path(second.removeprefix("seccomp=")) == policies_directory() / "seccomp.json"
+
+
 def test_all_that_is_mounted_is_read_only_and_without_what_is_mounted_below() -> None:
     for mount in host()["Mounts"]:
         assert mount["ReadOnly"] is True
         assert mount["BindOptions"] == {"Propagation": "rprivate", "NonRecursive": True}
+
+
+def test_a_folder_is_shown_without_its_devices_and_the_keeper_knows_what_to_remove() -> None:
+    shown = volume(Path("/home/ada"), "sandbox-kernel-1-a-0")
+    options = shown["VolumeOptions"]["DriverConfig"]["Options"]
+    assert set(options["o"].split(",")) == {"bind", "ro", "nodev", "nosuid"}
+    assert (options["device"], shown["Target"]) == ("/home/ada", "/home/ada")
+    assert shown["ReadOnly"] is True
+    asked_for = container_config(LIMITED, "1" * 64, user="1:1", environment={}, mounts=[shown])
+    assert volumes_of(FOUND.complete(asked_for)) == ["sandbox-kernel-1-a-0"]
+    by_podman = FOUND._replace(engine="podman").complete(asked_for)
+    assert volumes_of(by_podman) == []
+    assert by_podman["HostConfig"]["Mounts"] == [bind(Path("/home/ada"), "/home/ada")]
 
 
 def test_it_runs_as_nobody_of_the_host() -> None:
@@ -90,40 +113,43 @@ def test_it_runs_as_nobody_of_the_host() -> None:
 
 
 def test_limits_that_a_policy_does_not_set_are_not_asked_for() -> None:
-    unlimited = host(SPEC._replace(memory_bytes=None, processes=None))
-    assert not {"Memory", "MemorySwap", "PidsLimit"} & set(unlimited)
+    unlimited = host(Allowance(None, None, None))
+    assert not {"Memory", "MemorySwap", "PidsLimit", "NanoCpus"} & set(unlimited)
 
 
 def test_a_runtime_is_asked_for_by_its_name() -> None:
     assert "Runtime" not in host()
-    assert host(SPEC._replace(runtime="runsc"))["Runtime"] == "runsc"
+    assert host(found=FOUND._replace(runtime="runsc"))["Runtime"] == "runsc"
 
 
-def test_a_label_says_whose_it_is_until_that_ends() -> None:
-    label = config()["Labels"]["sandbox-kernel.wrapper"]
-    assert label == owner_label(os.getpid())
-    assert not is_abandoned(label)
-    place, pid, start = label.split(" ")
-    assert is_abandoned(f"{place} {pid} {int(start) + 1}"), "its pid is another's by now"
-    ended = os.posix_spawn("/bin/true", ["true"], {})
-    os.waitpid(ended, 0)
-    assert is_abandoned(f"{place} {ended} 1")
+def test_a_second_kernel_counts_its_own_tasks_and_has_more_of_the_hosts() -> None:
+    """gVisor ends, with all variables, when the host refuses it a thread."""
+    second = host(found=FOUND._replace(runtime="runsc"))
+    assert {"Name": "nproc", "Soft": 100, "Hard": 100} in second["Ulimits"]
+    assert second["PidsLimit"] == 100 * HOST_TASKS_PER_TASK
+    unlimited = host(LIMITED._replace(processes=None), FOUND._replace(runtime="runsc"))
+    for without in (host(), unlimited):
+        assert "nproc" not in {limit["Name"] for limit in without["Ulimits"]}
 
 
-@pytest.mark.parametrize("label", ["", "elsewhere 1 1", "x y z", "a b"])
-def test_what_cannot_be_known_to_be_abandoned_is_left_alone(label: str) -> None:
-    assert not is_abandoned(label)
+def test_a_label_says_whose_it_is() -> None:
+    assert config()["Labels"][OWNER] == owner_label(os.getpid())
 
 
 @pytest.mark.parametrize(
     ("said", "console", "named"),
     [
         ({"error": "It is gone.", "hint": "Start it."}, "", "It is gone. Start it."),
-        ({"refused": "no such image", "status": 404}, "", "image build"),
+        ({"missing": [["gvisor", "No runtime.", "Install it."]]}, "", "No runtime. Install it."),
+        ({"refused": "no such image", "status": 404, "made": False}, "", "image build"),
+        ({"refused": "no such container", "status": 404, "made": True}, "", "refused the sandbox"),
         ({"refused": "unknown runtime"}, "", "unknown runtime"),
         ({"started": "1"}, "No module named 'ipykernel'", "No module named"),
         ({}, "", "It said nothing"),
+        ({"found": {"runtime": "runsc"}}, "lifeline.connect(…) PermissionError", "--host-uds=open"),
+        ({"found": {"runtime": "runsc"}}, "No module named 'ipykernel'", "No module named"),
+        ({"found": {"runtime": None}}, "lifeline.connect(…) PermissionError", "PermissionError"),
     ],
 )
 def test_why_it_did_not_come_up_is_said(said: dict[str, object], console: str, named: str) -> None:
-    assert named in str(explain(said, SPEC, console))
+    assert named in str(explain(said, "unix:///run/docker.sock", console))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandbox_kernel.limits import cgroup
-from sandbox_kernel.limits.cgroup import Cgroup, Held, Memory, family, find_places
+from sandbox_kernel.limits.cgroup import Cgroup, Held, Memory
+from sandbox_kernel.limits.cgroup_places import PREFIX, family, find_places
 
 MIB = 1 << 20
 
@@ -60,6 +61,16 @@ def test_version_1_in_a_hybrid_layout(tmp_path: Path) -> None:
     assert found == [(1, {"memory": "memory/jobs/one", "cpuacct": "cpuacct", "pids": "pids"})]
 
 
+def test_the_controller_that_shares_processors_out_is_found_as_well(tmp_path: Path) -> None:
+    found = places(
+        tmp_path,
+        "2:cpuacct:/a\n1:cpu:/b\n",
+        "/ @/cpu rw,relatime - cgroup cgroup rw,cpu",
+        "/ @/cpuacct rw,relatime - cgroup cgroup rw,cpuacct",
+    )
+    assert found == [(1, {"cpuacct": "cpuacct/a", "cpu": "cpu/b"})]
+
+
 def test_version_1_with_controllers_mounted_together(tmp_path: Path) -> None:
     found = places(
         tmp_path,
@@ -67,7 +78,8 @@ def test_version_1_with_controllers_mounted_together(tmp_path: Path) -> None:
         "/ @/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
         "/ @/memory rw - cgroup cgroup rw,memory",
     )
-    assert found == [(1, {"memory": "memory/a", "cpuacct": "cpu,cpuacct/b"})]
+    together = {"cpuacct": "cpu,cpuacct/b", "cpu": "cpu,cpuacct/b"}
+    assert found == [(1, {"memory": "memory/a", **together})]
 
 
 def test_version_1_in_a_container_that_sees_its_own_part_only(tmp_path: Path) -> None:
@@ -89,7 +101,7 @@ def test_a_process_outside_of_its_namespaces_root_has_no_place(tmp_path: Path) -
 def test_version_2_at_the_root(tmp_path: Path) -> None:
     v2_directory(tmp_path / "fs", "cpu memory pids")
     found = places(tmp_path, "0::/\n", "/ @/fs rw - cgroup2 cgroup2 rw")
-    assert found == [(2, {"memory": "fs", "cpuacct": "fs", "pids": "fs"})]
+    assert found == [(2, dict.fromkeys(("memory", "cpuacct", "pids", "cpu"), "fs"))]
 
 
 def test_version_2_in_a_systemd_user_session_is_beside_its_own(tmp_path: Path) -> None:
@@ -138,7 +150,7 @@ def test_mount_points_with_spaces(tmp_path: Path) -> None:
 
 @pytest.fixture
 def v2(tmp_path: Path) -> Cgroup:
-    v2_directory(tmp_path / "fs", "memory pids")
+    v2_directory(tmp_path / "fs", "cpu memory pids")
     made = Cgroup.create(about(tmp_path, "0::/\n", "/ @/fs rw - cgroup2 cgroup2 rw"))
     assert made is not None
     assert made.version == 2
@@ -173,11 +185,13 @@ def test_version_2_of_an_old_kernel_has_the_parts_of_kernel_memory(v2: Cgroup) -
 
 def test_version_2_is_limited(v2: Cgroup) -> None:
     (path,) = v2.paths
-    for name in ("memory.max", "memory.swap.max", "pids.max"):
+    names = ("memory.max", "memory.swap.max", "pids.max", "cpu.max")
+    for name in names:
         (path / name).touch()
-    assert v2.limit(memory_bytes=512 * MIB, processes=64) == Held(memory=True, processes=True)
-    written = [(path / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")]
-    assert written == ["536870912", "0", "64"]
+    held = v2.limit(memory_bytes=512 * MIB, processes=64, cpus=1.5)
+    assert held == Held(memory=True, processes=True, cpus=True)
+    written = [(path / name).read_text() for name in names]
+    assert written == ["536870912", "0", "64", "150000 100000"]
     assert not (path / "memory.oom.group").exists()
 
 
@@ -186,7 +200,8 @@ def test_what_is_not_there_is_not_read_and_not_held(v2: Cgroup) -> None:
     assert v2.cpu_seconds() is None
     assert v2.tasks() is None
     assert v2.oom_kills() == 0
-    assert v2.limit(memory_bytes=1, processes=1) == Held(memory=False, processes=False)
+    held = v2.limit(memory_bytes=1, processes=1, cpus=1)
+    assert held == Held(memory=False, processes=False, cpus=False)
 
 
 # -- version 1, or 2 where there is one, for real ----------------------------------------------------
@@ -266,7 +281,7 @@ def test_tasks_beyond_the_limit_are_refused(real: Cgroup) -> None:
         "import os\nprint(flush=True)\ninput()\ntry: os.fork()\nexcept BlockingIOError: os._exit(7)"
     )
     with child(real, code) as process:
-        assert real.limit(processes=1) == Held(memory=False, processes=True)
+        assert real.limit(processes=1) == Held(memory=False, processes=True, cpus=False)
         process.communicate("\n")
         assert process.returncode == 7
 
@@ -308,9 +323,9 @@ def test_what_dead_wrappers_left_is_removed(tmp_path: Path) -> None:
     start = cgroup.start_ticks(os.getpid())
     gone = subprocess.Popen(["true"])
     gone.wait()
-    abandoned = [f"{cgroup.PREFIX}{gone.pid}-1-1", f"{cgroup.PREFIX}{os.getpid()}-{start + 1}-1"]
-    in_use = [f"{cgroup.PREFIX}{os.getpid()}-{start}-99", "sandbox-kernel-x", "sandbox-kernel-1"]
-    others = ["user.slice", f"my-{cgroup.PREFIX}{gone.pid}-1-1"]
+    abandoned = [f"{PREFIX}{gone.pid}-1-1", f"{PREFIX}{os.getpid()}-{start + 1}-1"]
+    in_use = [f"{PREFIX}{os.getpid()}-{start}-99", "sandbox-kernel-x", "sandbox-kernel-1"]
+    others = ["user.slice", f"my-{PREFIX}{gone.pid}-1-1"]
     for name in (*abandoned, *in_use, *others):
         (root / name).mkdir()
     made = Cgroup.create(about(tmp_path, "0::/\n", "/ @/fs rw - cgroup2 cgroup2 rw"))

@@ -14,6 +14,7 @@ from sandbox_kernel.limits.cgroup import Memory
 from sandbox_kernel.limits.host import host_virtual_memory, sandbox_virtual_memory
 from sandbox_kernel.limits.meter import CellMeter, Meter
 from sandbox_kernel.limits.proc import Status
+from sandbox_kernel.limits.reading import Baseline, Snapshot
 
 MIB = 1 << 20
 
@@ -94,6 +95,18 @@ def test_too_many_processes_are_not_all_looked_at(monkeypatch: pytest.MonkeyPatc
         tell(process, "pid = os.fork() or time.sleep(600)")
         assert not cell.sample().complete
         tell(process, "os.kill(pid, 9)")
+
+
+def test_what_a_child_had_before_it_ran_its_own_program_is_not_its_own() -> None:
+    """It was looked at while it was still a copy of its parent, with all that this has."""
+    before = Snapshot(Memory(0, 0, 0), {}, {}, {}, complete=True)
+    baseline = Baseline(0, 0.0, before, os.getpid(), None)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        now = Snapshot(Memory(0, 0, 0), {child.pid: 1 << 30}, {}, {}, complete=True)
+        processes = growth.sort_processes(baseline, now, os.getpid())
+        assert processes.started == {child.pid}
+        assert growth.gained_bytes(baseline, now, processes, 0) < 16 << 20
+        child.kill()
 
 
 def test_cpu_is_a_percentage_between_two_answers() -> None:

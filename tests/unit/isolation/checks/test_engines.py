@@ -175,15 +175,25 @@ def test_an_engine_that_answers_a_byte_at_a_time_does_not_either(
     assert (first.status, taken < 3) == ("unknown", True)
 
 
+def test_an_engine_with_users_of_its_own_is_refused(tmp_path: Path, place: Path) -> None:
+    with engine_at(place, PODMAN) as address:
+        first, *_ = check_engines(made_up(tmp_path, engines=(address,)))
+    assert first.status == "refused"
+    assert "runs without root" in first.found
+    assert "DOCKER_HOST" in str(first.fix)
+
+
 def test_an_engine_that_hangs_does_not_hide_one_that_works(
     tmp_path: Path, place: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = tmp_path_factory.mktemp("e") / "s"
     with listening(place, lambda connection: None) as hung, engine_at(other, DOCKER) as sound:
         host = made_up(tmp_path, engines=(hung, sound), timeout_seconds=2.0)
-        first, second, *_ = check_engines(host)
+        first, second, *rest = check_engines(host)
+    assert (first.name, second.name, second.status) == ("engine", "other engine", "ok")
     assert first.status != "ok"
-    assert second.status == "ok"
+    assert f"DOCKER_HOST={sound}" in str(first.fix)
+    assert {check.status for check in rest} <= {"unknown", "missing"}, "what a start would not use"
 
 
 @pytest.mark.parametrize("version", [[], "text", 3, {"ApiVersion": 3}, {"ApiVersion": "x"}])
@@ -234,15 +244,17 @@ def engine(*images: str) -> Engine:
 
 
 def test_a_list_of_images_that_cannot_be_read_is_told() -> None:
-    check = image([engine()], SandboxError("It is torn.", hint="Remove it."))
+    check = image(engine(), SandboxError("It is torn.", hint="Remove it."))
     assert (check.status, check.found, check.fix) == ("refused", "It is torn.", "Remove it.")
 
 
 def test_an_image_must_be_built_and_still_be_there() -> None:
-    assert image([engine()], None).status == "missing"
-    assert image([engine()], {}).status == "missing"
-    assert image([], {"python": "sha256:a"}).status == "unknown"
-    gone = image([engine("sha256:b")], {"python": "sha256:a"})
+    assert image(engine(), None).status == "missing"
+    assert image(engine(), {}).status == "missing"
+    assert image(None, {"python": "sha256:a"}).status == "unknown"
+    gone = image(engine("sha256:b"), {"python": "sha256:a"})
     assert (gone.status, gone.fix) == ("missing", "Make one: `sandbox-kernel image build`.")
-    there = image([engine(), engine("sha256:a")], {"python": "sha256:a"})
+    there = image(engine("sha256:a"), {"python": "sha256:a"})
     assert (there.status, there.found) == ("ok", "python")
+    one = image(engine("sha256:a"), {"python": "sha256:a", "python-minimal": "sha256:b"})
+    assert one.found == "python; python-minimal built, but the engine has it no more"

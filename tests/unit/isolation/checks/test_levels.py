@@ -1,17 +1,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sandbox_kernel.isolation.checks.base import Check, Status
+from sandbox_kernel.isolation.checks.engines import OTHER_ENGINE
 from sandbox_kernel.isolation.checks.levels import (
     NEEDS,
     LevelHere,
-    level_for,
     levels_here,
     policies_here,
+    policy_here,
 )
+from sandbox_kernel.isolation.checks.offers import Lack, Offers
+from sandbox_kernel.policy.load import load_policy
+from sandbox_kernel.policy.model import Level, Policy
+from tests.unit.isolation.checks.hosts import engine_at, made_up, program
 
 ALL = tuple(NEEDS)
 
@@ -31,22 +38,22 @@ def test_a_host_with_everything_has_all_levels() -> None:
     assert available(levels_here(checks(), ALL)) == list(ALL)
 
 
-@pytest.mark.parametrize("level", ALL)
-def test_a_level_does_without_none_of_what_it_needs(level: str) -> None:
-    for name in NEEDS[level]:
+@pytest.mark.parametrize("which", ALL)
+def test_a_level_does_without_none_of_what_it_needs(which: str) -> None:
+    for name in NEEDS[which]:
         for status in ("missing", "refused", "unknown"):
             found = [
                 Check(check.name, status if check.name == name else "ok", "")  # type: ignore[arg-type]
                 for check in checks()
             ]
-            (here,) = [here for here in levels_here(found, ALL) if here.level == level]
+            (here,) = [here for here in levels_here(found, ALL) if here.level == which]
             assert not here.available
             assert name in here.why
 
 
-def test_one_engine_that_works_is_enough() -> None:
-    found = [*checks(), Check("engine", "unknown", "hangs")]
-    assert "container" in available(levels_here(found, ALL))
+def test_an_engine_that_a_start_would_not_use_is_not_enough() -> None:
+    found = [*checks(engine="unknown"), Check(OTHER_ENGINE, "ok", "")]
+    assert available(levels_here(found, ALL)) == ["restricted", "process"]
 
 
 def test_what_was_never_checked_is_not_there() -> None:
@@ -59,23 +66,113 @@ def test_a_level_that_this_build_does_not_have_is_not_there() -> None:
     assert {here.why for here in levels if not here.available} == {"not in this build"}
 
 
+# policies
+
+
+class Offering(Offers):
+    """An engine that has all but this."""
+
+    def __init__(self, **lacks: Lack) -> None:
+        self._lacks = lacks
+
+    def lack(self, policy: Policy, level: Level) -> Lack | None:
+        return self._lacks.get(level)
+
+
+def asking(*prefer: Level, require: Level = "process", **more: str) -> Policy:
+    policy = load_policy("default")
+    isolation = policy.isolation._replace(prefer=prefer, require=require, **more)
+    return replace(policy, isolation=isolation)
+
+
 def test_the_first_preferred_level_that_can_run_is_taken() -> None:
-    levels = levels_here(checks(gVisor="missing"), ALL)
-    assert level_for(["gvisor", "container", "process"], "process", levels) == ("container", "")
-    assert level_for(["process", "container"], "process", levels) == ("process", "")
+    without = Offering(gvisor=Lack("cannot be had: no runsc.", "Install it."))
+    here = policy_here(asking("gvisor", "container", "process"), checks(), without)
+    assert (here.level, here.why, here.fix) == ("container", "", "Install it.")
+    here = policy_here(asking("process", "container"), checks(), without)
+    assert (here.level, here.fix) == ("process", None)
 
 
 def test_nothing_weaker_than_required_is_taken() -> None:
-    levels = levels_here(checks(engine="missing"), ALL)
-    level, why = level_for(["container", "process"], "container", levels)
-    assert level is None
-    assert "engine" in why
-    assert "process is weaker than container" in why
+    asked = asking("container", "process", require="container")
+    here = policy_here(asked, checks(engine="missing"), Offering())
+    assert here.level is None
+    assert here.why == "container needs engine; process is weaker than container"
 
 
-def test_the_shipped_policies_get_process_or_nothing() -> None:
-    works = {here.policy: here.level for here in policies_here(levels_here(checks()))}
+def test_what_a_start_would_fail_with_is_not_passed_over() -> None:
+    closed = Offering(gvisor=Lack("would not come up", is_final=True))
+    here = policy_here(asking("gvisor", "container"), checks(), closed)
+    assert (here.level, here.why) == (None, "gvisor would not come up")
+
+
+def test_an_image_of_the_policy_s_own_will_do_where_no_other_was_built() -> None:
+    bare = checks(image="missing", gVisor="missing")
+    assert policy_here(asking("gvisor"), bare, Offering()).level == "gvisor"
+
+
+def test_the_shipped_policies_get_process_or_nothing(tmp_path: Path) -> None:
+    host = made_up(tmp_path)
+    works = {here.policy: here.level for here in policies_here(checks(), host)}
     assert works["default"] == "process"
-    broken = {here.policy: here for here in policies_here(levels_here(checks(bwrap="missing")))}
+    broken = {here.policy: here for here in policies_here(checks(bwrap="missing"), host)}
     assert broken["default"].level is None
     assert "bwrap" in broken["default"].why
+
+
+# what a policy would get of an engine
+
+
+ID = f"sha256:{'a' * 64}"
+DOCKER = {
+    "/version": {"ApiVersion": "1.41", "Components": [{"Name": "Engine"}]},
+    "/info": {
+        "Runtimes": {
+            "runc": {"path": "runc"},
+            "runsc": {"path": "runsc", "runtimeArgs": ["--network=none"]},
+            "careful": {"path": "runsc", "runtimeArgs": ["--host-uds=open"]},
+        }
+    },
+    "/images/sandbox-kernel-python-minimal:latest/json": {"Id": ID},
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "why"),
+    [
+        ("container", {"image": "python-minimal"}, None),
+        ("container", {"image": "python"}, "no image for 'python'"),
+        ("container", {"image": f"python-minimal@sha256:{'b' * 64}"}, "pins"),
+        ("gvisor", {"image": "python-minimal", "runtime": "careful"}, None),
+        ("gvisor", {"image": "python-minimal", "runtime": "runsc"}, "without --host-uds"),
+        ("gvisor", {"image": "python-minimal", "runtime": "kata"}, "no runtime 'kata'"),
+    ],
+)
+def test_the_first_engine_is_asked_as_a_start_would_ask_it(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    asked: Level,
+    changes: dict[str, str],
+    why: str | None,
+) -> None:
+    program(tmp_path, "runsc", "echo ' -host-uds value'")
+    with engine_at(tmp_path_factory.mktemp("e") / "s", DOCKER) as address:
+        host = made_up(tmp_path, engines=(address, "unix:///nowhere"))
+        lack = Offers(host).lack(asking(asked, **changes), asked)
+    if why is None:
+        assert lack is None
+    else:
+        assert lack is not None
+        assert why in lack.why
+        assert lack.fix
+
+
+def test_an_engine_that_does_not_say_what_it_has_ends_the_search(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    silent = {name: said for name, said in DOCKER.items() if name != "/info"}
+    with engine_at(tmp_path_factory.mktemp("e") / "s", silent) as address:
+        offers = Offers(made_up(tmp_path, engines=(address,)))
+        here = policy_here(asking("container", "process"), checks(), offers)
+    assert here.level is None
+    assert "refuses to tell of itself" in here.why

@@ -1,0 +1,119 @@
+"""What an engine has of what a policy asks for: the first of its levels, and the image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.isolation.engine_http import Answer, Engine, EngineRefusal
+from sandbox_kernel.isolation.wanted import Found, Missing, Wanted
+
+NO_SUCH_IMAGE: Final = 404
+REGISTER: Final = (
+    'add to the engine\'s daemon.json: "runtimes": {"runsc": {"path": "runsc", "runtimeArgs": '
+    '["--network=none", "--host-uds=open"]}}; then restart the engine'
+)
+
+
+class NothingFound(Exception):
+    """The engine has none of the levels."""
+
+    def __init__(self, missing: Missing) -> None:
+        super().__init__(", ".join(level for level, _ in missing))
+        self.missing = missing
+
+
+def choose(engine: Engine, wanted: Wanted) -> Found:
+    """The first level that the engine has; raises ``NothingFound``.
+
+    Where it is not known what it has, ``SandboxUnavailable``: not a reason for a weaker level.
+    """
+    questions = ("/version", "/info", f"/images/{wanted.reference}/json")
+    try:
+        version, info, about_image = engine.ask(*questions)
+    except SandboxUnavailable as error:
+        raise _of_all(wanted, error) from error
+    if isinstance(version, EngineRefusal):
+        raise _untold(engine, version)
+    if isinstance(info, EngineRefusal):
+        raise _untold(engine, info)
+    if (unfit := unmapped(engine.address, info)) is not None:
+        raise _of_all(wanted, unfit)
+    image = find_image(wanted, about_image)
+    known = info.get("Runtimes") or {}
+    for level, runtime in wanted.levels:
+        if runtime is None or runtime in known:
+            return Found(level, runtime, image, name_of(version))
+    raise NothingFound([(level, _no_runtime(runtime, known)) for level, runtime in wanted.levels])
+
+
+def _untold(engine: Engine, refusal: EngineRefusal) -> SandboxUnavailable:
+    what = f"The engine at {engine.address} refuses to tell of itself: {refusal.explanation}."
+    return SandboxUnavailable(what, hint="See its log; the next cell asks it again.")
+
+
+def _of_all(wanted: Wanted, error: SandboxUnavailable) -> NothingFound:
+    """What is missing at whatever level."""
+    return NothingFound([(level, error) for level, _ in wanted.levels])
+
+
+def unmapped(address: str, info: Mapping[str, Any]) -> SandboxUnavailable | None:
+    """Why an engine that has users of its own cannot run a sandbox; ``None``: it has the host's.
+
+    It has some 65,000 of them. A sandbox's is none of these, and what is his on the host, sockets
+    above all, is not his inside.
+    """
+    options = [str(option).split(",")[0] for option in info.get("SecurityOptions") or ()]
+    if "name=rootless" in options or info.get("Rootless") is True:
+        how = "runs without root"
+    elif "name=userns" in options:
+        how = "remaps users (`userns-remap`)"
+    else:
+        return None
+    return SandboxUnavailable(
+        f"The container engine at {address} {how}: it does not have the user that a sandbox runs as.",
+        hint="Set DOCKER_HOST to an engine that runs as root and does not remap users, such as "
+        "unix:///run/docker.sock or unix:///run/podman/podman.sock; or prefer the level `process`.",
+    )
+
+
+def find_image(wanted: Wanted, about: Answer) -> str:
+    """Its id; raises ``NothingFound``, or ``SandboxUnavailable`` if the engine does not say."""
+    name = wanted.image
+    if isinstance(about, EngineRefusal):
+        if about.status == NO_SUCH_IMAGE:
+            what = f"The engine has no image for {name!r}."
+            hint = (
+                f"Build it: `sandbox-kernel image build --flavor {name}`, or name another in the "
+            )
+            missing = SandboxUnavailable(what, hint=f"{hint}policy's `isolation.image`.")
+            raise _of_all(wanted, missing) from about
+        what = f"The engine refuses to tell of image {name!r}: {about.explanation}."
+        hint = "`sandbox-kernel image list` shows what there is."
+        raise SandboxUnavailable(what, hint=hint) from about
+    # With its algorithm, which Podman leaves out.
+    found = str(about["Id"])
+    found = found if ":" in found else f"sha256:{found}"
+    if wanted.digest is not None and wanted.digest not in (found, *_repository_digests(about)):
+        what = f"The image {name!r} is not the one that the policy pins: it is {found}."
+        hint = "See what has changed; then put its digest in the policy, or the old image back."
+        raise _of_all(wanted, SandboxUnavailable(what, hint=hint))
+    return found
+
+
+def _repository_digests(about: Mapping[str, Any]) -> list[str]:
+    return [digest.rpartition("@")[2] for digest in about.get("RepoDigests") or ()]
+
+
+def name_of(version: Mapping[str, Any]) -> str:
+    """``docker`` or ``podman``."""
+    components = version.get("Components") or ()
+    return "podman" if any("Podman" in part.get("Name", "") for part in components) else "docker"
+
+
+def _no_runtime(runtime: str | None, known: Mapping[str, Any]) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"The engine has no runtime {runtime!r}; it has {', '.join(sorted(known)) or 'none'}.",
+        hint=f"Install gVisor and {REGISTER}.",
+    )
