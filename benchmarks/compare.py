@@ -30,6 +30,8 @@ CELLS_PER_ROUND = 25
 THINKING_SECONDS = 0.1
 # Its limits are wide enough for 100 MB of output; checkpoints and receipts are on.
 POLICY = "trusted"
+# A start at each level, against plain ipykernel's.
+START_TARGETS = {"process": 1.25, "container": 1.6, "gvisor": None}
 
 ECHO = """
 def _echo(comm, _):
@@ -136,8 +138,12 @@ def _visit(measure: Callable[[Kernel], Round], pair: dict[int, Kernel], side: in
 class Comparison:
     """Two kernels, measured in turns."""
 
-    def __init__(self, ours: str, plain: str, plan: Plan, progress: Progress) -> None:
+    def __init__(
+        self, ours: str, plain: str, plan: Plan, progress: Progress, level: str, image: str
+    ) -> None:
         self.names = (ours, plain)
+        self.level = level
+        self.image = image
         self.plan = plan
         self.progress = progress
         self.task = progress.add_task("")
@@ -165,7 +171,8 @@ class Comparison:
 
     def lives(self) -> list[Row]:
         """Start, rest, weigh and shut down new kernels, one at a time."""
-        start = Row("start to first result", target=1.25)
+        at_level = "" if self.level == "process" else f", {self.level}"
+        start = Row(f"start to first result{at_level}", target=START_TARGETS[self.level])
         memory = Row("wrapper memory, idle", target=40 * MIB, absolute=True)
         shutdown = Row("shutdown")
         taken: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
@@ -226,7 +233,13 @@ class Comparison:
     def place(self) -> Iterator[None]:
         """An IPython directory of their own: no one's history or profile takes part."""
         with tempfile.TemporaryDirectory() as directory:
-            self.env = os.environ | {"IPYTHONDIR": directory, "SANDBOX_KERNEL_POLICY": POLICY}
+            policy = Path(directory, "policy.yaml")
+            policy.write_text(
+                f"extends: {POLICY}\n"
+                f"isolation: {{prefer: [{self.level}], require: {self.level}, image: '{self.image}'}}\n"
+            )
+            chosen = POLICY if self.level == "process" else str(policy)
+            self.env = os.environ | {"IPYTHONDIR": directory, "SANDBOX_KERNEL_POLICY": chosen}
             yield
 
 
@@ -234,6 +247,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernel", default="sandboxed-python", help="kernelspec to measure")
     parser.add_argument("--against", default="python3", help="kernelspec to compare it with")
+    parser.add_argument("--level", choices=START_TARGETS, default="process", help="of isolation")
+    parser.add_argument("--image", default="python", help="of the container levels")
+    parser.add_argument("--starts", action="store_true", help="measure starts and ends only")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: a first impression")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample here")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the ratios here")
@@ -252,10 +268,12 @@ def main() -> int:
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         plan = QUICK if options.quick else FULL
-        comparison = Comparison(options.kernel, options.against, plan, progress)
+        comparison = Comparison(
+            options.kernel, options.against, plan, progress, options.level, options.image
+        )
         with comparison.place():
             rows = comparison.lives()
-            if not rows[0].failures:  # they start: see how they work
+            if not rows[0].failures and not options.starts:  # they start: see how they work
                 rows += comparison.work()
     show(rows, options.kernel, options.against, client)
     print(f"Load average before the run: {load:.1f}, on {os.cpu_count()} CPUs.")

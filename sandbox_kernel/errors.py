@@ -2,6 +2,7 @@
 
     SandboxError
     ├── SandboxUnavailable   no sandbox could be started: nothing ran
+    ├── AuditUnavailable     the audit log cannot be written, and the policy requires it: nothing ran
     ├── ImageError           an image for the container levels cannot be built or found
     ├── PolicyError          a policy file cannot be used: nothing runs
     ├── PolicyViolation      a cell or its client asks for what the policy does not allow
@@ -51,6 +52,10 @@ class SandboxError(Exception):
 
 class SandboxUnavailable(SandboxError):
     """No sandbox could be started; nothing ran."""
+
+
+class AuditUnavailable(SandboxError):
+    """The audit log cannot be written or read."""
 
 
 class ImageError(SandboxError):

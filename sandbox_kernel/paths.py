@@ -8,6 +8,7 @@ from typing import Final
 
 HOME_VARIABLE: Final = "SANDBOX_KERNEL_HOME"
 KERNEL_NAME: Final = "sandboxed-python"  # of the kernelspec
+SECCOMP: Final = "seccomp.json"  # in the directory of shipped policies
 _PACKAGE: Final = Path(__file__).parent
 
 
@@ -24,6 +25,13 @@ def policies_directory() -> Path:
     """The shipped policies: inside the package when installed, beside it in a source checkout."""
     installed = _PACKAGE / "policies"
     return installed if installed.is_dir() else _PACKAGE.parent / "policies"
+
+
+def policy_directories(system: Path = Path("/etc/sandbox-kernel/policies")) -> list[Path]:
+    """The system's, the shipped one, the user's. Never anything below the current directory."""
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    own = [Path(home, "sandbox-kernel", "policies")] if home.startswith("/") else []
+    return [system, policies_directory(), *own]
 
 
 def images_directory() -> Path:

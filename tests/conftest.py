@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, settings
+from jupyter_client.connect import LocalPortCache
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation.engine import connect
 from sandbox_kernel.policy.effective import as_document
 from sandbox_kernel.policy.load import load_policy
-from tests.kernel import UNCHECKED, Kernel, running_kernel
-
-# The level that tests run at unless they choose another.
-LEVEL_VARIABLE = "SANDBOX_KERNEL_TEST_LEVEL"
-IMAGE = "sandbox-kernel-python-minimal:latest"
+from tests.kernel import LEVELS, UNCHECKED, Kernel, at, running_kernel
+from tests.lender import Lender
+from tests.ports import free_port
+from tests.sandbox.ordinary_user import UID
 
 # A busy machine is not a reason to fail.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -51,26 +53,120 @@ def container_problem() -> str | None:
     return None
 
 
+def gvisor_problem() -> str | None:
+    if (problem := container_problem()) is not None:
+        return problem
+    client = connect()
+    try:
+        return None if "runsc" in client.info()["Runtimes"] else "the engine has no runtime runsc"
+    finally:
+        client.close()
+
+
+def podman_problem() -> str | None:
+    if os.geteuid() != 0:
+        return "a Podman with storage of its own is started as root"
+    if shutil.which("podman") is None or shutil.which("runc") is None:
+        return "podman and runc are not installed"
+    return container_problem()  # it is given the image of that engine
+
+
 PROBLEMS = {
     "process": process_problem,
     "browser": browser_problem,
     "container": container_problem,
+    "gvisor": gvisor_problem,
+    "podman": podman_problem,
 }
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What this machine cannot run is skipped visibly; where it must run, nothing is."""
-    required = os.environ.get("SANDBOX_KERNEL_REQUIRE", "").split(",")
-    for level, find_problem in PROBLEMS.items():
-        needs = [item for item in items if item.get_closest_marker(level)]
-        problem = find_problem() if needs else None
-        if problem is None:
-            continue
-        if level in required:
-            msg = f"{level} tests must run here, but: {problem}"
+def required() -> list[str]:
+    """What must run here, and may not be skipped."""
+    return [name for name in os.environ.get("SANDBOX_KERNEL_REQUIRE", "").split(",") if name]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What must run here can, whichever tests are chosen.
+
+    Said before there are workers: what one of them says so early, nobody is shown.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    for name in required():
+        if name not in PROBLEMS:
+            msg = f"SANDBOX_KERNEL_REQUIRE: there is no {name!r}, only {', '.join(PROBLEMS)}"
             raise pytest.UsageError(msg)
-        for item in needs:
-            item.add_marker(pytest.mark.skip(reason=f"{level} tests not run: {problem}"))
+        if (problem := PROBLEMS[name]()) is not None:
+            msg = f"{name} tests must run here, but: {problem}"
+            raise pytest.UsageError(msg)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What is marked ``every_level`` and has a kernel runs once at each.
+
+    ``@pytest.mark.process`` on the function is for what is about bubblewrap, in such a module too.
+    """
+    test = metafunc.definition
+    marker = test.get_closest_marker("every_level")
+    only_process = any(mark.name == "process" for mark in test.own_markers)
+    chosen = any("level" in mark.args[0] for mark in test.iter_markers("parametrize"))
+    if marker is None or only_process or chosen:
+        return
+    if "level" in metafunc.fixturenames:
+        levels = [at(level, exception=marker.kwargs.get(level)) for level in LEVELS]
+        metafunc.parametrize("level", levels, scope="module")
+
+
+def level_of(item: pytest.Item) -> str | None:
+    return item.callspec.params.get("level") if hasattr(item, "callspec") else None
+
+
+def is_chosen(item: pytest.Item) -> bool:
+    """The suites take long at every level: SANDBOX_KERNEL_LEVELS says at which."""
+    marker, level = item.get_closest_marker("every_level"), level_of(item)
+    if marker is None or marker.kwargs.get("always") or level not in LEVELS:
+        return True
+    return level in os.environ.get("SANDBOX_KERNEL_LEVELS", "process").split(",")
+
+
+def needs(item: pytest.Item, what: str) -> bool:
+    level = level_of(item)
+    if what not in LEVELS:
+        return item.get_closest_marker(what) is not None
+    if level in LEVELS:
+        return bool(level == what)
+    default = what == "process" and item.get_closest_marker("every_level") is not None
+    return default or item.get_closest_marker(what) is not None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What this machine cannot run is skipped visibly; what it must, fails if it comes to that."""
+    config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
+    items[:] = filter(is_chosen, items)
+    for level, find_problem in PROBLEMS.items():
+        concerned = [item for item in items if needs(item, level)]
+        problem = find_problem() if concerned and level not in required() else None
+        if problem is not None:
+            for item in concerned:
+                item.add_marker(pytest.mark.skip(reason=f"{level} tests not run: {problem}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests have recorded as ``figures``; a worker's own prints are shown to nobody."""
+    for category in ("passed", "failed"):
+        for report in terminalreporter.stats.get(category, ()):
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "figures":
+                    terminalreporter.section(report.nodeid)
+                    terminalreporter.line(str(value))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ports() -> Iterator[None]:
+    """Kernels that Jupyter starts get ports of ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalPortCache, "find_available_port", lambda _, ip: free_port(ip))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -82,15 +178,8 @@ def config_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     home = tmp_path_factory.mktemp("config")
     policies = home / "sandbox-kernel" / "policies"
     policies.mkdir(parents=True)
-    level = os.environ.get(LEVEL_VARIABLE, "process")
     document = as_document(load_policy("default")) | {
-        "code": as_document(load_policy("trusted"))["code"],
-        "isolation": {
-            "prefer": [level],
-            "require": level,
-            "image": IMAGE,
-            "runtime": "runsc",
-        },
+        "code": as_document(load_policy("trusted"))["code"]
     }
     (policies / f"{UNCHECKED}.yaml").write_text(yaml.safe_dump(document))
     with pytest.MonkeyPatch.context() as patch:
@@ -111,11 +200,50 @@ def state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     return home
 
 
+@pytest.fixture(scope="session")
+def level() -> str:
+    """The level of ``kernel``."""
+    return "process"
+
+
+@pytest.fixture(scope="module")
+def lenders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Lender]]:
+    """One of each level, for all tests of a module."""
+    with ExitStack() as stack:
+        lent = tmp_path_factory.mktemp("lent")
+        yield {level: stack.enter_context(Lender(level, lent / level)) for level in LEVELS}
+
+
 @pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    """A sandboxed kernel whose notebook folder is `tmp_path`."""
-    with running_kernel(cwd=tmp_path) as running:
-        yield running
+def lender(level: str, lenders: dict[str, Lender]) -> Lender:
+    """Has a kernel for tests that need no new one."""
+    return lenders[level]
+
+
+@pytest.fixture
+def kernel(
+    request: pytest.FixtureRequest, tmp_path: Path, level: str, lender: Lender
+) -> Iterator[Kernel]:
+    """A sandboxed kernel: a new one at `process`, or if the test is ``every_level(fresh=True)``."""
+    marker = request.node.get_closest_marker("every_level")
+    if level == "process" or (marker is not None and marker.kwargs.get("fresh")):
+        if level != "process":
+            tmp_path.chmod(0o755)  # cells run as another user
+        with running_kernel(cwd=tmp_path, level=level) as running:
+            yield running
+    else:
+        with lender.lend() as lent:
+            assert lent.level == level
+            yield lent
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """The home folder of an ordinary user, where that can reach it."""
+    path = Path(tempfile.mkdtemp(prefix="sandbox-user-"))
+    os.chown(path, UID, UID)
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import pytest
+import yaml
+from docker.errors import NotFound
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from sandbox_kernel.limits.meter import process_tree
+from sandbox_kernel.isolation.engine import connect
+from sandbox_kernel.isolation.owner import OWNER, owner_label
+from tests.processes import Process, on_host, run_inside, under_gvisor
 
 SANDBOXED = "sandboxed-python"
 # A policy that `conftest` makes: `default` without its check of the code.
 UNCHECKED = "unchecked"
+LEVELS = ("process", "container", "gvisor")
+# What `scripts/ensure-engine` builds.
+IMAGE = "sandbox-kernel-test:latest"
 TIMEOUT = 60
-# In which a fork of the kernel has become a checkpoint by name.
-BIRTH_SECONDS = 2.0
+# Of twenty repetitions, how many are made at levels other than `process`.
+REPEAT = int(os.environ.get("SANDBOX_KERNEL_REPEAT", "2"))
 
 
 @dataclass
@@ -66,9 +77,17 @@ class Outcome:
 class Kernel:
     """A kernel manager and its client, for code that reads like a notebook."""
 
-    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+    level = "process"
+
+    def __init__(
+        self, manager: KernelManager, client: BlockingKernelClient, folder: Path | str | None
+    ) -> None:
         self.manager = manager
         self.client = client
+        # The notebook's.
+        self.folder = Path(folder or ".").resolve()
+        # What the wrapper has as its stderr.
+        self.log: IO[bytes] | None = None
 
     def reply_to(self, msg_id: str) -> dict[str, Any]:
         """The shell reply to a request; replies to others are passed over."""
@@ -80,6 +99,11 @@ class Kernel:
     @property
     def wrapper_pid(self) -> int:
         return self.manager.provisioner.pid
+
+    def logged(self) -> bytes:
+        """What the wrapper has written to its stderr. The place where it writes is not moved."""
+        assert self.log is not None
+        return os.pread(self.log.fileno(), 1 << 24, 0)
 
     def run(self, code: str, **options: Any) -> Outcome:
         messages: list[dict[str, Any]] = []
@@ -122,56 +146,78 @@ class Kernel:
         assert outcome.status == "ok", outcome.evalue
         return ast.literal_eval(outcome.text())
 
+    def processes(self) -> list[Process]:
+        """What runs in the sandbox, the supervisor included."""
+        if self.level == "process":
+            return on_host([self.wrapper_pid])
+        containers = containers_of(self.wrapper_pid)
+        if self.level == "gvisor":
+            return [each for about in containers for each in under_gvisor(about["Id"])]
+        return on_host(about["State"]["Pid"] for about in containers)
+
     def sandboxed_pids(self) -> dict[int, int]:
         """The host's pids of the processes in the sandbox, with their pids inside."""
-        pids = {}
-        for pid in process_tree(self.wrapper_pid):
-            try:
-                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # ended while we looked
-            status = dict(line.split(":\t", 1) for line in lines)
-            if len(numbers := status["NSpid"].split()) > 1:
-                pids[pid] = int(numbers[-1])
-        return pids
+        assert self.level != "gvisor", "gVisor's processes are not the host's"
+        return {each.pid: each.inner_pid for each in self.processes() if each.pid is not None}
+
+    @property
+    def kernel_process(self) -> Process:
+        """The inner kernel: the supervisor's child that is awake."""
+        return min(self._awake())
 
     @property
     def kernel_pid(self) -> int:
-        """The host's pid of the inner kernel process: the supervisor's child that is awake."""
-        return min(
-            (inner, pid)
-            for pid, inner in self.sandboxed_pids().items()
-            if inner != 1 and name_of(pid) not in ("checkpoint", None)
-        )[1]
+        """The host's pid of the inner kernel process."""
+        pid = self.kernel_process.pid
+        assert pid is not None, "gVisor's processes are not the host's"
+        return pid
+
+    def kill(self, victim: Process) -> None:
+        """SIGKILL to a process of the sandbox, from outside; it may have ended."""
+        if victim.pid is None:
+            (about,) = containers_of(self.wrapper_pid)
+            run_inside(about["Id"], f"kill -9 {victim.inner_pid}")
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(victim.pid, signal.SIGKILL)
+
+    def checkpoints(self) -> list[Process]:
+        return [each for each in self.processes() if each.is_checkpoint]
 
     def cell_pids(self) -> set[int]:
-        """The host's pids of what cells have left running: no supervisor, kernel or checkpoint.
+        """The pids inside of what cells have left running: no supervisor, kernel or checkpoint."""
+        _, *left = sorted(self._awake())
+        return {each.inner_pid for each in left}
 
-        After a cell the kernel process forks its next checkpoint, which has its name a moment later:
-        what is seen in the act is the cell's only if it does not turn into one.
-        """
-        others = {pid for pid, inner in self.sandboxed_pids().items() if inner != 1}
-        found = others - {self.kernel_pid}
-        deadline = time.monotonic() + BIRTH_SECONDS
-        while time.monotonic() < deadline and any(name_of(pid) == "python" for pid in found):
-            time.sleep(0.005)
-        return {pid for pid in found if name_of(pid) not in ("checkpoint", None)}
+    def _awake(self) -> list[Process]:
+        return [each for each in self.processes() if each.inner_pid != 1 and not each.is_checkpoint]
 
 
-def name_of(pid: int) -> str | None:
-    """A process's name; ``None`` if it has ended."""
-    if not is_running(pid):
-        return None
+def containers_of(wrapper: int) -> list[dict[str, Any]]:
+    """What the engine says of a wrapper's containers, ended ones too."""
+    client = connect()
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+        found = client.containers(all=True, filters={"label": f"{OWNER}={owner_label(wrapper)}"})
+        about = []
+        for each in found:
+            with suppress(NotFound):  # removed while we looked
+                about.append(client.inspect_container(each["Id"]))
+        return about
+    finally:
+        client.close()
+
+
+def isolation(*levels: str, image: str = IMAGE, runtime: str = "runsc") -> str:
+    """The section of a policy that prefers these levels and accepts none weaker than the first."""
+    section = {"prefer": [*levels], "require": levels[0], "image": image, "runtime": runtime}
+    return yaml.safe_dump({"isolation": section})
 
 
 @contextmanager
 def running_kernel(
     *,
     name: str = SANDBOXED,
+    level: str = "process",
     policy: str | None = None,
     cwd: Path | str | None = None,
     env: dict[str, str] | None = None,
@@ -179,6 +225,8 @@ def running_kernel(
     **options: Any,
 ) -> Iterator[Kernel]:
     """A kernel that is ready; ``policy`` is YAML for it alone, on top of what tests run under."""
+    if level != "process":
+        policy = f"{policy or ''}\n{isolation(level)}"
     if policy is not None:
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory, "test.yaml")
@@ -189,6 +237,7 @@ def running_kernel(
             with running_kernel(
                 name=name, cwd=cwd, env=env, arguments=arguments, **options
             ) as kernel:
+                kernel.level = level
                 yield kernel
         return
     manager = KernelManager(kernel_name=name, **options)
@@ -210,7 +259,9 @@ def running_kernel(
             status = manager.provisioner.process.poll()
             error.add_note(f"exit status {status}, stderr: {said.read().decode()}")
             raise
-        yield Kernel(manager, client)
+        kernel = Kernel(manager, client, cwd)
+        kernel.log = said
+        yield kernel
     finally:
         said.close()
         client.stop_channels()
@@ -218,11 +269,44 @@ def running_kernel(
         manager.context.destroy(linger=0)
 
 
-def eventually(condition: Any, *, within: float = 10.0, what: str = "") -> None:
-    """Wait for something the host cannot announce (a process of another parent ending)."""
+def inside(kernel: Kernel, code: str) -> str:
+    """What code prints in the sandbox."""
+    outcome = kernel.run(code)
+    assert outcome.status == "ok", (outcome.ename, outcome.evalue)
+    return outcome.text()
+
+
+def outside(code: str) -> str:
+    """The control: the same code in a plain interpreter on the host."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    return done.stdout
+
+
+def at(level: str, *values: Any, exception: str | None = None) -> Any:
+    """A level, and more values, to run a test with; ``exception``: why it cannot pass there, still."""
+    marks = [getattr(pytest.mark, level)]
+    if exception is not None:
+        marks.append(pytest.mark.xfail(reason=exception, strict=True))
+    return pytest.param(level, *values, marks=marks)
+
+
+def repetitions(level: str, whole: int) -> int:
+    """All of them at `process`; elsewhere a part, as SANDBOX_KERNEL_REPEAT says: 20 is the whole."""
+    return whole if level == "process" else max(1, whole * REPEAT // 20)
+
+
+def eventually(condition: Any, *, within: float = 10.0, what: object = "") -> None:
+    """Wait for something the host cannot announce (a process of another parent ending).
+
+    ``what`` it is that is waited for; if it can be called, what it says at the end.
+    """
     deadline = time.monotonic() + within
     while not condition():
-        assert time.monotonic() < deadline, f"still not so after {within} s: {what or condition}"
+        if time.monotonic() > deadline:
+            said = what() if callable(what) else what or condition
+            pytest.fail(f"still not so after {within} s: {said}")
         time.sleep(0.02)
 
 

@@ -11,6 +11,7 @@ SUBCOMMANDS: Final = {
     "run": "run notebooks in the sandbox and show each cell's result",
     "doctor": "what this host can do, what each policy would get, and what to mend",
     "policy": "list, show and explain policies, and check notebooks against one",
+    "audit": "what cells did: list, show, verify, export and keep the log of it",
     "image": "build and list the images of the container levels",
 }
 

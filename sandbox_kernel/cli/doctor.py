@@ -77,13 +77,14 @@ def examine() -> Report:
     from sandbox_kernel.isolation.checks.levels import levels_here, policies_here
     from sandbox_kernel.policy.levels import choose
 
-    checks = check_host(this_host())
+    host = this_host()
+    checks = check_host(host)
     levels = levels_here(checks)
     try:
         chosen = choose(None, os.environ).policy
     except PolicyError:  # which the check of the policies tells
         chosen = None
-    return Report(tuple(checks), tuple(levels), tuple(policies_here(levels)), chosen)
+    return Report(tuple(checks), tuple(levels), tuple(policies_here(checks, host)), chosen)
 
 
 # for programs ----------------------------------------------------------------------------------
@@ -122,10 +123,14 @@ def _print(report: Report) -> None:
     failures = [check for check in report.checks if check.status != "ok" and check.fix]
     # What keeps `default` from running comes first.
     failures.sort(key=lambda check: check.name not in report.needed)
-    if failures:
+    lacking = [policy for policy in report.policies if policy.fix]
+    if failures or lacking:
         console.print(Text("What to do", "bold"))
     for check in failures:
-        _print_fix(console, check, check.name in report.needed)
+        kind = "" if check.name in report.needed else ", which policy default does without"
+        _print_fix(console, f"{check.name} ({check.status}{kind})", check.fix or "")
+    for policy in lacking:
+        _print_fix(console, f"policy {policy.policy}", policy.fix or "")
     console.print(_conclusion(report), soft_wrap=True)
 
 
@@ -149,7 +154,8 @@ def _tables(report: Report) -> Iterator[RenderableType]:
     yield checks
     levels = Table("", "level", "here", title="Levels, the strongest last", title_justify="left")
     for level in report.levels:
-        levels.add_row(_mark(level.available, False), level.level, _text(level.why or "can run"))
+        here = level.why or f"can run{f', {level.about}' if level.about else ''}"
+        levels.add_row(_mark(level.available, False), level.level, _text(here))
     yield levels
     policies = Table(
         "", "policy", "prefers", "requires", "gets here", title="Policies", title_justify="left"
@@ -172,15 +178,12 @@ def _mark(good: bool, needed: bool) -> RenderableType:
     return Text("✘", "red") if needed else Text("–", "yellow")
 
 
-def _print_fix(console: Console, check: Check, needed: bool) -> None:
+def _print_fix(console: Console, subject: str, fix: str) -> None:
     """A comment that says it all, then what can be typed here; lines are not broken, to be copied."""
     from rich.text import Text
 
-    kind = "" if needed else ", which policy default does without"
-    console.print(
-        _text(f"# {check.name} ({check.status}{kind}): {check.fix}", "dim"), soft_wrap=True
-    )
-    for command in _commands(check.fix or ""):
+    console.print(_text(f"# {subject}: {fix}", "dim"), soft_wrap=True)
+    for command in _commands(fix):
         console.print(Text(command, "bold"), soft_wrap=True)
 
 

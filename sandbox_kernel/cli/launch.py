@@ -1,7 +1,6 @@
 """`sandbox-kernel launch -f FILE`: start the kernel.
 
-What is imported before the sandbox is on its way adds to the start of every kernel; all else (zmq,
-the relay, even the reading of the connection file) happens while the sandbox boots.
+Nothing is imported here but what says what to start first: see ``launcher``.
 """
 
 from __future__ import annotations
@@ -11,19 +10,10 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sandbox_kernel.errors import PolicyError, SandboxError, SandboxUnavailable
-from sandbox_kernel.isolation.base import SandboxSpec
-from sandbox_kernel.isolation.process import ProcessSandbox
-from sandbox_kernel.isolation.rundir import RunDirectory
-from sandbox_kernel.isolation.start import StartedSandbox, start_sandbox
+from sandbox_kernel.cli.guess import policy_named, prefers_engine
 from sandbox_kernel.log import log
-from sandbox_kernel.paths import state_home
-
-if TYPE_CHECKING:
-    from sandbox_kernel.isolation.select import Chosen
-    from sandbox_kernel.policy.model import Policy
 
 USAGE: Final = (
     "usage: sandbox-kernel launch -f CONNECTION_FILE [--policy NAME|PATH | --trust LEVEL] "
@@ -35,84 +25,6 @@ PASSED_ON: Final = re.compile(
     r"--(HistoryManager\.(hist_file=:memory:|enabled=(True|False))"
     r"|InlineBackend\.\w+=.*|InteractiveShell\.\w+=.*|matplotlib=\w+|pylab=\w+)\Z"
 )
-
-
-class Launcher:
-    """Starts sandboxes for one wrapper, in one run directory that ends with it."""
-
-    def __init__(self, connection_file: Path, argv: Sequence[str]) -> None:
-        self.session = os.urandom(16).hex()
-        self._connection_file = connection_file
-        self._argv = argv
-        self._spec: SandboxSpec | None = None
-        self._run_directory: RunDirectory | None = None
-        self._policy: Policy | None = None
-        self._chosen: Chosen | None = None
-
-    def adopt(
-        self, policy: Policy, first: StartedSandbox | SandboxError
-    ) -> StartedSandbox | SandboxError:
-        """Start what ``policy`` asks for. ``first`` was started before that was known, on trial.
-
-        It is the level of nearly every kernel, and nothing has run in it: it is kept if it is the
-        right one.
-        """
-        self._policy = policy
-        try:
-            if self._choose().level == "process":
-                return first
-        except SandboxUnavailable as error:
-            problem: SandboxError | None = error
-        else:
-            problem = None
-        if isinstance(first, StartedSandbox):
-            first.close()
-        if problem is not None:
-            return problem
-        try:
-            return self.start()
-        except SandboxUnavailable as error:
-            return error
-
-    def _choose(self) -> Chosen:
-        from sandbox_kernel.isolation.select import choose_level
-
-        assert self._policy is not None
-        if self._chosen is None:
-            self._chosen = choose_level(self._policy)
-        return self._chosen
-
-    def start(self) -> StartedSandbox:
-        """A new sandbox; raises ``SandboxUnavailable``."""
-        try:
-            make = ProcessSandbox if self._policy is None else self._choose().make
-            if self._spec is None:
-                self._spec = self._make_spec()
-            if self._run_directory is None:
-                self._run_directory = RunDirectory(state_home())
-            sandbox = make(self._spec)
-            return start_sandbox(sandbox, self._run_directory, self.session, self._argv)
-        except OSError as error:
-            what = f"A sandbox cannot be prepared: {error}."
-            hint = "See that the notebook's folder exists and the disk is not full; run the cell again."
-            raise SandboxUnavailable(what, hint=hint) from error
-
-    def _make_spec(self) -> SandboxSpec:
-        working_directory = Path.cwd()
-        secrets = [state_home(), self._connection_file]
-        runtime = self._connection_file.parent
-        if not working_directory.is_relative_to(runtime.resolve()):
-            secrets.append(runtime)  # other kernels' connection files
-        return SandboxSpec(
-            working_directory=working_directory,
-            working_descriptor=os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC),
-            python=Path(sys.executable),
-            secrets=tuple(secrets),
-        )
-
-    def close(self) -> None:
-        if self._run_directory is not None:
-            self._run_directory.close()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -131,18 +43,16 @@ def main(argv: Sequence[str]) -> int:
         if not PASSED_ON.match(option):
             log(f"ignored {option!r}: not an option that may reach the inner kernel")
     passed_on = [option for option in arguments if PASSED_ON.match(option)]
-    launcher = Launcher(connection_file, passed_on)
-    first: StartedSandbox | SandboxError | None = None
-    try:
-        try:
-            first = launcher.start()
-        except SandboxUnavailable as error:
-            first = error
-        return _serve(connection_file, launcher, first, policy, trust)
-    finally:
-        if isinstance(first, StartedSandbox):
-            first.close()
-        launcher.close()
+    named = policy_named(policy)
+    engine_policy = named if named is not None and prefers_engine(named) else None
+    keeper = None
+    if engine_policy is not None:
+        from sandbox_kernel.isolation.hire import hire
+
+        keeper = hire()  # its interpreter starts while this one imports the rest
+    from sandbox_kernel.cli.launcher import Launcher, serve
+
+    return serve(Launcher(connection_file, passed_on, engine_policy, keeper), policy, trust)
 
 
 def _take_option(arguments: list[str], name: str) -> str | None:
@@ -161,43 +71,3 @@ def _take_option(arguments: list[str], name: str) -> str | None:
         del arguments[place]
         return value
     return None
-
-
-def _serve(
-    connection_file: Path,
-    launcher: Launcher,
-    first: StartedSandbox | SandboxError,
-    policy_name: str | None,
-    trust: str | None,
-) -> int:
-    from sandbox_kernel.policy.find import DEFAULT
-    from sandbox_kernel.policy.levels import choose_policy
-    from sandbox_kernel.policy.load import load_policy
-    from sandbox_kernel.relay.connection import ConnectionFileError, ConnectionInfo
-    from sandbox_kernel.relay.wire import Author
-
-    start = launcher.start
-    try:
-        policy = load_policy(choose_policy(policy_name, os.environ, trust))
-    except PolicyError as error:
-        # No cell may run under a guess of what the policy meant, and the user must see why.
-        if isinstance(first, StartedSandbox):
-            first.close()
-        first = refusal = error
-        policy = load_policy(DEFAULT)
-
-        def start() -> StartedSandbox:
-            raise refusal
-
-    else:
-        first = launcher.adopt(policy, first)
-    try:
-        info = ConnectionInfo.load(connection_file)
-        from sandbox_kernel.relay.wrapper import Wrapper
-
-        wrapper = Wrapper(info, Author(launcher.session), start, policy)
-    except ConnectionFileError as error:
-        log(str(error))
-        return 1
-    wrapper.run(first)
-    return 0

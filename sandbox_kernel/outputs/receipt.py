@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sandbox_kernel.policy.verdict import Finding
 from sandbox_kernel.words import (
@@ -28,11 +28,16 @@ from sandbox_kernel.words import (
     size_change,
 )
 
+if TYPE_CHECKING:
+    from sandbox_kernel.isolation.base import SandboxFacts
+
 METADATA_KEY: Final = "sandbox"
 RECEIPT_MIME: Final = "application/vnd.sandbox-kernel.receipt+json"
 SCHEMA: Final = 1
 
 VerdictWord = Literal["allow", "warn", "approved", "deny"]
+# Why the audit log lacks a cell: the policy keeps none, or it could not be written.
+AuditState = Literal["off", "missing"]
 
 _OUTCOMES: Final[Mapping[Outcome, str]] = {
     "ok": "",
@@ -51,6 +56,10 @@ _STATES: Final[Mapping[State, str]] = {
     "rolled_back": "variables rolled back",
     "lost": "variables lost",
 }
+_AUDIT: Final[Mapping[AuditState, str]] = {
+    "off": "not in the audit log, which is off",
+    "missing": "NOT in the audit log, which could not be written",
+}
 _NEVER_RAN: Final[frozenset[Outcome]] = frozenset({"denied", "aborted"})
 
 
@@ -68,8 +77,8 @@ class Usage:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "wall_seconds": _rounded(self.wall_seconds),
-            "cpu_seconds": _rounded(self.cpu_seconds),
+            "wall_seconds": rounded(self.wall_seconds),
+            "cpu_seconds": rounded(self.cpu_seconds),
             "memory_peak_bytes": self.memory_peak_bytes,
             "memory_delta_bytes": self.memory_delta_bytes,
             "processes_peak": self.processes_peak,
@@ -100,8 +109,8 @@ class Exceeded:
     def to_json(self) -> dict[str, Any]:
         return {
             "limit": self.limit,
-            "allowed": _rounded(self.allowed),
-            "used": _rounded(self.used),
+            "allowed": rounded(self.allowed),
+            "used": rounded(self.used),
             "action": self.action,
         }
 
@@ -118,13 +127,30 @@ class Isolation:
     level: str
     engine: str
     network: str
+    not_protected: tuple[str, ...] = ()  # against what, in plain words
+    limitations: tuple[str, ...] = ()  # what does not work as at other levels
+
+    @classmethod
+    def of(cls, facts: SandboxFacts) -> Isolation:
+        """As a sandbox has it."""
+        return cls(facts.level, facts.engine, facts.network, facts.not_protected, facts.limitations)
 
     def to_json(self) -> dict[str, Any]:
-        return {"level": self.level, "engine": self.engine, "network": self.network}
+        said: dict[str, Any] = {
+            "level": self.level,
+            "engine": self.engine,
+            "network": self.network,
+        }
+        if self.not_protected:
+            said["not_protected"] = list(self.not_protected)
+        if self.limitations:
+            said["limitations"] = list(self.limitations)
+        return said
 
     def words(self) -> str:
         network = "" if self.network == "none" else f", network {self.network}"
-        return f"{self.level} sandbox{network}"
+        weak = " (weak: see the kernel's banner)" if self.not_protected else ""
+        return f"{self.level} sandbox{network}{weak}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +179,7 @@ class Receipt:
     findings: tuple[Finding, ...] = ()
     exceeded: Exceeded | None = None
     not_restored: tuple[str, ...] = ()  # plain words, such as "2 threads"
+    audit: AuditState | None = None  # ``None``: it is recorded
 
     def to_json(self) -> dict[str, Any]:
         """As it is published; keys that would say nothing are left out at the end."""
@@ -166,12 +193,14 @@ class Receipt:
             "isolation": self.isolation.to_json(),
             "policy": self.policy.to_json(),
             "usage": self.usage.to_json(),
-            "limits": {name: _rounded(value) for name, value in self.limits.items()},
+            "limits": {name: rounded(value) for name, value in self.limits.items()},
         }
         if self.exceeded is not None:
             receipt["exceeded"] = self.exceeded.to_json()
         if self.not_restored:
             receipt["not_restored"] = list(self.not_restored)
+        if self.audit is not None:
+            receipt["audit"] = self.audit
         return receipt
 
     def line(self) -> str:
@@ -187,6 +216,7 @@ class Receipt:
             parts.append("approved by you")
         parts += self.usage.words() if ran else []
         parts += [self.isolation.words(), f"audit {self.audit_id}"]
+        parts += [] if self.audit is None else [_AUDIT[self.audit]]
         return " · ".join(part for part in parts if part)
 
 
@@ -196,10 +226,10 @@ def warnings_in_words(findings: Sequence[Finding]) -> str:
     return f"warning: {first.rule} in line {first.line}{others}"
 
 
-def display_content(receipt: Receipt) -> dict[str, Any]:
+def display_content(receipt: Receipt, in_json: Mapping[str, Any]) -> dict[str, Any]:
     """Content of the ``display_data`` that ends a cell. It has no display id: no cell can change it."""
     return {
-        "data": {RECEIPT_MIME: receipt.to_json(), "text/plain": receipt.line()},
+        "data": {RECEIPT_MIME: in_json, "text/plain": receipt.line()},
         "metadata": {METADATA_KEY: {"audit_id": receipt.audit_id}},
         "transient": {},
     }
@@ -232,5 +262,5 @@ def new_audit_id() -> str:
     return _AUDIT_IDS.new()
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     return round(value, 4) if isinstance(value, float) else value

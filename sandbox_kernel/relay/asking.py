@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -23,7 +23,12 @@ LABEL: Final = "[sandbox-kernel]"
 _YES: Final = frozenset({"y", "yes"})
 _ALWAYS: Final = frozenset({"a", "always"})
 
-Answered = Callable[[bool], None]
+# `earlier`: always, said about another cell; `nobody`: the client cannot be asked; `withdrawn`: the user
+# has interrupted.
+Answer = Literal["yes", "always", "earlier", "no", "nobody", "withdrawn"]
+YES: Final[frozenset[Answer]] = frozenset({"yes", "always", "earlier"})
+# Told the answer, says whether it counts: one that cannot be recorded does not.
+Answered = Callable[[Answer], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,9 @@ class Asking:
             if finding.decision == "ask" and finding.rule not in self._always
         )
         if not asked:
-            answered(True)
+            answered("earlier")
         elif not cell.request.allow_stdin:
-            answered(False)
+            answered("nobody")
         else:
             self._questions.append(Question(cell, asked, answered))
             if len(self._questions) == 1:
@@ -67,18 +72,22 @@ class Asking:
     def answer(self, value: object) -> None:
         """The user's answer to the question that is open. Anything but a yes is a no."""
         question = self._questions.popleft()
+        # A question that comes up while this one's answer takes effect is put when it comes.
+        others = bool(self._questions)
         word = value.strip().lower() if isinstance(value, str) else ""
         if word in _ALWAYS:
-            self._always |= {finding.rule for finding in question.findings}
-        question.answered(word in _YES | _ALWAYS)
-        if self._questions:
+            if question.answered("always"):
+                self._always |= {finding.rule for finding in question.findings}
+        else:
+            question.answered("yes" if word in _YES else "no")
+        if others:
             self._put()
 
     def withdraw(self) -> None:
         """All open questions are answered with no: the user has interrupted."""
         questions, self._questions = self._questions, deque()
         for question in questions:
-            question.answered(False)
+            question.answered("withdrawn")
 
     def _put(self) -> None:
         question = self._questions[0]
@@ -88,9 +97,11 @@ class Asking:
 def in_words(question: Question) -> str:
     first, *more = question.findings
     others = f" (and {count(len(more), 'more finding')})" if more else ""
+    # All that `always` would be remembered for.
+    rules = ", ".join(dict.fromkeys(finding.rule for finding in question.findings))
     return (
         f"{LABEL} line {first.line}, {printable(first.about)}: {first.reason}{others}. "
-        f"Run this cell? [y]es, [a]lways for {first.rule}, [N]o: "
+        f"Run this cell? [y]es, [a]lways for {rules}, [N]o: "
     )
 
 

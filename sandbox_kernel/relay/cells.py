@@ -6,6 +6,7 @@ one cell at a time (it meters and settles each), so the queue is here, and so ar
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Final, Literal
 
 from sandbox_kernel.policy.model import Limits
 from sandbox_kernel.policy.verdict import Verdict
-from sandbox_kernel.relay.wire import Message, decode_object
+from sandbox_kernel.relay.wire import Message
 
 Channel = Literal["shell", "control"]
 
@@ -58,10 +59,18 @@ class Request:
 
     @property
     def is_cell(self) -> bool:
-        """Whether this takes a turn in the queue; ipykernel answers one without code never."""
-        return self.msg_type == "execute_request" and isinstance(
-            self.message.content.get("code"), str
-        )
+        """Whether this takes a turn in the queue, is judged and recorded."""
+        return self.msg_type == "execute_request" and self._has_code
+
+    @property
+    def is_unreadable(self) -> bool:
+        """A cell that cannot be judged must not get in: IPython evaluates the ``user_expressions`` of
+        one whose code is ``0`` or ``null``."""
+        return self.msg_type == "execute_request" and not self._has_code
+
+    @property
+    def _has_code(self) -> bool:
+        return isinstance(self.message.content.get("code"), str)
 
     @property
     def silent(self) -> bool:
@@ -89,7 +98,7 @@ class Request:
     @property
     def asked_limits(self) -> object:
         """What the client wants this cell's limits to be; ``None`` if it says nothing."""
-        asked = decode_object(self.message.frames[2]).get("sandbox")
+        asked = self.message.metadata.get("sandbox")
         return asked.get("limits") if isinstance(asked, dict) else asked
 
     @property
@@ -106,6 +115,8 @@ class RunningCell:
     # Its place among all cells of this kernel: checkpoints are labelled with it.
     serial: int = 0
     audit_id: str = ""
+    # Whether the audit log has its intent.
+    recorded: bool = False
     limits: Limits | None = None
     # What the policy says of its code, and whether the user has said yes where the policy asks.
     verdict: Verdict | None = None
@@ -124,9 +135,21 @@ class RunningCell:
     output_bytes: int = 0
     text_bytes: int = 0
     messages: int = 0
+    # The hash of what it has shown, for the audit log.
+    shown: hashlib._Hash | None = None
+    shown_messages: int = 0
     # What stands right behind it and is answered by the wrapper, in its turn.
     questions: list[Request] = field(default_factory=list)
     aborted: list[Request] = field(default_factory=list)
+
+    def note_shown(self, message: Message) -> None:
+        """Count an output that is passed on as it is now into the hash of all."""
+        if self.shown is None:
+            self.shown = hashlib.sha256()
+        content = message.frames[3]
+        self.shown.update(b"%b %d\n" % (message.msg_type.encode(), len(content)))
+        self.shown.update(content)
+        self.shown_messages += 1
 
     @property
     def over(self) -> bool:
@@ -224,6 +247,15 @@ class Cells:
         for lane in self._lanes.values():
             lane.waiting.clear()
         return waiting
+
+    def take_questions(self) -> list[Request]:
+        """The questions what kernel this is, out of all queues."""
+        waiting = self.take_waiting()
+        questions = [each for each in waiting if each.msg_type == "kernel_info_request"]
+        for request in waiting:
+            if request not in questions:
+                self.hold(request)
+        return questions
 
     def _next(self, lane: Lane) -> list[Request]:
         # Behind a running cell ipykernel itself keeps the order, so only cells must wait here,

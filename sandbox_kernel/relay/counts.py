@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-
-from sandbox_kernel.relay.cells import RunningCell
+from sandbox_kernel.relay.cells import Request, RunningCell
 from sandbox_kernel.words import State
 
 
@@ -14,16 +12,21 @@ class Counts:
     def __init__(self) -> None:
         self._shown = 0
         self._next: int | None = None
-        self._serials = itertools.count(1)
+        self._serial = 0
 
     @property
     def next(self) -> int | None:
         """What the next cell's will be, if it is known."""
         return self._next
 
-    def serial(self) -> int:
-        """The place of a cell that begins, among all cells of this kernel."""
-        return next(self._serials)
+    def serial(self, request: Request) -> int:
+        """The place of a cell that begins, among all cells of this kernel that users know of.
+
+        What a frontend runs silently, for its own ends, is no cell to undo: it counts as a part of the
+        one before it.
+        """
+        self._serial += not request.silent
+        return self._serial
 
     def show(self, cell: RunningCell, count: int) -> None:
         """The cell begins, under this count."""

@@ -13,7 +13,8 @@ from sandbox_kernel.relay.cells import Cells, Request
 from sandbox_kernel.relay.wire import Message
 
 # A frontend's debugger lets a stopped cell run on.
-RUN_ON: Final = frozenset({"continue", "next", "stepIn", "stepOut", "disconnect", "terminate"})
+END: Final = frozenset({"disconnect", "terminate"})
+RUN_ON: Final = frozenset({"continue", "next", "stepIn", "stepOut"}) | END
 
 
 class Debugging:
@@ -27,8 +28,13 @@ class Debugging:
         self._debugs = False
 
     def overhear_request(self, request: Request) -> None:
-        self._debugs = True
-        if request.message.content.get("command") in RUN_ON:
+        command = request.message.content.get("command")
+        # Frontends ask about the debugger without using it.
+        if command == "attach":
+            self._debugs = True
+        elif command in END:
+            self._debugs = False
+        if command in RUN_ON:
             self._enforcer.resume()
 
     def overhear_event(self, event: Message) -> None:

@@ -11,7 +11,7 @@ from sandbox_kernel.relay.answers import Answers
 from sandbox_kernel.relay.cells import Cells, Request, RunningCell
 from sandbox_kernel.relay.counts import Counts
 from sandbox_kernel.relay.link import InnerSide
-from sandbox_kernel.relay.wire import decode_object, encode_object
+from sandbox_kernel.relay.wire import encode_object
 
 
 class Forwarder:
@@ -59,7 +59,7 @@ class Forwarder:
     def _send(self, cell: RunningCell) -> None:
         request, limits = cell.request, cell.limits
         assert limits is not None
-        cell.serial = self._counts.serial()
+        cell.serial = self._counts.serial(request)
         # The wrapper says that the cell begins, while the inner kernel gets to it: unless something
         # else is before it there, or beside it.
         cell.announced = self._cells.one_runs and not self._inner.outstanding
@@ -77,7 +77,7 @@ class Forwarder:
             "file_bytes": limits.file_bytes,
             "text_bytes": limits.text_bytes,
         }
-        metadata = {**decode_object(request.message.frames[2]), METADATA_KEY: terms}
+        metadata = {**request.message.metadata, METADATA_KEY: terms}
         message = request.message.with_metadata(encode_object(metadata))
         if request.allow_stdin and self._policy.stdin != "allow":
             content = {**request.message.content, "allow_stdin": False}

@@ -1,4 +1,4 @@
-"""The inner side: four sockets the wrapper binds in the run directory; the sandbox connects.
+"""The inner side: five sockets the wrapper binds in the run directory; the sandbox connects.
 
 The other end is assumed hostile. Frames are capped by libzmq itself (a larger one costs the peer its
 connection), queues are short, and nothing read here is believed before ``router`` has matched it.
@@ -39,6 +39,9 @@ class InnerSockets:
         # PULL, not SUB: nothing is lost before a subscription, nothing dropped when the queue is
         # full; what piles up then piles up inside the sandbox, on its own bill.
         self.iopub = context.socket(zmq.PULL)
+        # Those of cells in the main thread, which sends them itself: through ipykernel's thread for the
+        # shell channel they would come after all else.
+        self.replies = context.socket(zmq.PULL)
         self.shell.identity = WRAPPER_IDENTITY
         self.monitors: list[zmq.Socket[bytes]] = []
         self._paths = [directory / f"{prefix}-{port}" for port in PORTS.values()]

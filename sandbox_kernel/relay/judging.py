@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from sandbox_kernel.errors import CellLimitExceeded, PolicyViolation, SandboxError
+from sandbox_kernel.audit.log import AuditLog
+from sandbox_kernel.errors import AuditUnavailable, CellLimitExceeded, PolicyViolation, SandboxError
 from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.outputs.receipt import Exceeded, new_audit_id
 from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.model import Policy
+from sandbox_kernel.policy.verdict import Decision
 from sandbox_kernel.policy.violation import CodeViolation
 from sandbox_kernel.relay.answers import Answers
-from sandbox_kernel.relay.asking import Asking
+from sandbox_kernel.relay.asking import YES, Answer, Asking
 from sandbox_kernel.relay.cells import RunningCell
 from sandbox_kernel.relay.counts import Counts
 from sandbox_kernel.relay.settle import NOTHING_USED, Ending
@@ -28,6 +30,7 @@ class Judging:
         self,
         policy: Policy,
         judge: Judge,
+        audit: AuditLog,
         enforcer: Enforcer,
         counts: Counts,
         answers: Answers,
@@ -38,6 +41,7 @@ class Judging:
     ) -> None:
         self._policy = policy
         self._judge = judge
+        self._audit = audit
         self._enforcer = enforcer
         self._counts = counts
         self._answers = answers
@@ -57,32 +61,53 @@ class Judging:
                 cell.limits = limits.tighten(asked)
             self._enforcer.check_budget()
         except (PolicyViolation, CellLimitExceeded) as error:
-            self._deny(cell, error)
+            if self._recorded(cell, "deny"):
+                self._deny(cell, error)
             return
         if request.code.strip() == UNDO:
-            self._begin(cell)
-            self._undo(cell)
+            if self._recorded(cell, "allow"):
+                self._begin(cell)
+                self._undo(cell)
             return
         cell.verdict = self._judge.judge(request.code, request.expressions)
+        if not self._recorded(cell, cell.verdict.decision):
+            return
         match cell.verdict.decision:
             case "deny":
                 self._deny(cell, CodeViolation(cell.verdict, self._policy.name, request.code))
             case "ask":
-                self.asking.ask(cell, lambda yes: self._on_answer(cell, yes))
+                self.asking.ask(cell, lambda answer: self._on_answer(cell, answer))
             case _:
                 self._run(cell)
+        self._judge.tidy()
 
-    def _on_answer(self, cell: RunningCell, yes: bool) -> None:
+    def _recorded(self, cell: RunningCell, decision: Decision) -> bool:
+        """Record what is about to happen; if that cannot be and must be, the cell ends here."""
+        try:
+            cell.recorded = self._audit.intent(cell, decision)
+        except AuditUnavailable as error:
+            self._deny(cell, error)
+            return False
+        return True
+
+    def _on_answer(self, cell: RunningCell, answer: Answer) -> bool:
+        """Run or deny the cell; whether the answer is recorded, or need not be."""
         request = cell.request
-        if not yes:
+        try:
+            self._audit.approval(cell, answer)
+        except AuditUnavailable as error:
+            self._deny(cell, error)
+            return False
+        if answer not in YES:
             assert cell.verdict is not None
             why = "you did not allow it" if request.allow_stdin else NOBODY_TO_ASK
-            error = CodeViolation(cell.verdict, self._policy.name, request.code, f": {why}")
-            self._deny(cell, error)
-            return
+            violation = CodeViolation(cell.verdict, self._policy.name, request.code, f": {why}")
+            self._deny(cell, violation)
+            return True
         cell.approved = True
         self._judge.approved(request.code, request.expressions)
         self._run(cell)
+        return True
 
     def _begin(self, cell: RunningCell) -> None:
         """What ipykernel says first, for a cell that it will not see."""

@@ -13,7 +13,7 @@ from sandbox_kernel.relay.loop import Loop
 
 # A question behind a cell is answered in its turn, but not later than this; one that the same client
 # has sent in one go with the cell may count on the order, and waits longer.
-QUESTION_SECONDS: Final = 0.8
+QUESTION_SECONDS: Final = 0.5
 OWN_QUESTION_SECONDS: Final = 5.0
 
 

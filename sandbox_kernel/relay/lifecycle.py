@@ -11,20 +11,19 @@ import zmq
 
 from sandbox_kernel import __version__
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
-from sandbox_kernel.isolation import view
-from sandbox_kernel.isolation.base import SandboxFacts
+from sandbox_kernel.isolation.base import Sandbox, SandboxFacts
 from sandbox_kernel.isolation.lifeline import describe_wait_status
+from sandbox_kernel.isolation.probe import cpus_not_held, not_measurable
 from sandbox_kernel.isolation.start import SOCKET_PREFIX, StartedSandbox
 from sandbox_kernel.limits.ladder import Restored
 from sandbox_kernel.limits.meter import Meter
-from sandbox_kernel.limits.proc import TICKS_PER_SECOND, ticks_now
 from sandbox_kernel.log import log
 from sandbox_kernel.policy.model import Limits
 from sandbox_kernel.relay.inner import WRAPPER_IDENTITY, InnerSockets
+from sandbox_kernel.relay.inner_kernel import InnerKernel, RolledBack, in_words
 from sandbox_kernel.relay.link import Link
-from sandbox_kernel.relay.loop import Loop, Timer
-from sandbox_kernel.relay.wire import Author, Codec, Signer, WireError
-from sandbox_kernel.words import count
+from sandbox_kernel.relay.loop import Loop
+from sandbox_kernel.relay.wire import Author, WireError
 
 START_SECONDS: Final = 60.0
 # How long a sandbox that ends may take from its first closed connection to its exit.
@@ -34,41 +33,15 @@ ROLLBACK_SECONDS: Final = 8.0
 # A kernel process that has ended a cell answers at once.
 SWEEP_SECONDS: Final = 1.0
 UNDO_SECONDS: Final = 8.0
-# Threads of the inner kernel, its checkpoints, the supervisor and bwrap.
-OWN_TASKS: Final = 64
-SAME_CLOCK_SECONDS: Final = 10
 CONSOLE_BYTES: Final = 16 * 1024
 CHECKPOINTS_KEPT: Final = 2
 
-Starter = Callable[[], StartedSandbox]
-RolledBack = Callable[[Restored | None], None]
 
+class Starter(Protocol):
+    """Who makes sandboxes. Nothing of it blocks; all of it may raise ``SandboxError``."""
 
-class Inner:
-    """One sandbox as the wrapper sees it, and the kernel process in it, which may be replaced."""
-
-    def __init__(self, started: StartedSandbox, sockets: InnerSockets) -> None:
-        self.started = started
-        self.link = Link(sockets, Codec(Signer(started.key)))
-        # Nothing to measure before its first process has connected.
-        self.meter = Meter()
-        self.console = b""
-        self.generation = 1
-        self.probe_id: str | None = None
-        self.deadline: Timer | None = None
-        self.serving = False
-        self.kernel_info: Mapping[str, Any] | None = None
-        self.restored: Restored | None = None
-        self.rolled_back: RolledBack | None = None
-        self.swept: Callable[[], None] | None = None
-        self.counted: Callable[[int], None] | None = None
-        # By how many ticks the host's clock is ahead of the one inside.
-        self.clock_ahead = 0
-
-    def set_clock(self, inner_ticks: int) -> None:
-        """A second kernel has a clock of its own (gVisor's); a shared one is just heard of late."""
-        ahead = ticks_now() - inner_ticks
-        self.clock_ahead = ahead if ahead > SAME_CLOCK_SECONDS * TICKS_PER_SECOND else 0
+    def start(self) -> StartedSandbox: ...
+    def instead(self, failed: Sandbox, reason: SandboxUnavailable) -> StartedSandbox: ...
 
 
 class Serving(Protocol):
@@ -79,6 +52,7 @@ class Serving(Protocol):
     def died(self, how: str) -> None: ...
     def lost(self, how: str) -> None: ...
     def refuse(self, error: SandboxError) -> None: ...
+    def delay(self, reason: SandboxError) -> None: ...
     def ended(self) -> bool: ...
     def watching(self) -> bool: ...
 
@@ -101,7 +75,7 @@ class Lifecycle:
         self._starter = starter
         self._limits = limits
         self._serving = serving
-        self._inner: Inner | None = None
+        self._inner: InnerKernel | None = None
 
     @property
     def facts(self) -> SandboxFacts | None:
@@ -113,8 +87,11 @@ class Lifecycle:
     # -- it comes up -------------------------------------------------------------------------------
 
     def revive(self) -> None:
+        self._try(self._starter.start)
+
+    def _try(self, start: Callable[[], StartedSandbox]) -> None:
         try:
-            started = self._starter()
+            started = start()
         except SandboxError as error:
             self.give_up(error)
         else:
@@ -125,25 +102,58 @@ class Lifecycle:
         sockets = self._bind(started, SOCKET_PREFIX)
         if sockets is None:
             return
-        inner = self._inner = Inner(started, sockets)
-        lifeline = started.lifeline
+        inner = self._inner = InnerKernel(started, sockets)
+        lifeline, sandbox = started.lifeline, started.sandbox
         self._loop.watch(lifeline.descriptor, lambda: self._accept(inner))
-        self._loop.watch(started.sandbox.console_descriptor, lambda: self._read_console(inner))
-        self._loop.watch(started.sandbox.exit_descriptor, lambda: self._on_exit(inner))
+        self._loop.watch(sandbox.console_descriptor, lambda: self._read_console(inner))
+        self._loop.watch(sandbox.exit_descriptor, lambda: self._on_exit(inner))
+        if sandbox.report_descriptor is not None:
+            self._loop.watch(sandbox.report_descriptor, lambda: self._hear(inner))
         self._await_kernel(inner, START_SECONDS, lambda: self._on_late(inner))
 
-    def _hold(self, started: StartedSandbox) -> None:
-        """Let the kernel itself hold the sandbox's limits, where there is a cgroup.
+    def _hear(self, inner: InnerKernel) -> None:
+        """Who starts the sandbox says how that goes."""
+        sandbox = inner.started.sandbox
+        sandbox.hear()
+        if sandbox.failed:
+            self._fail(inner)
+        elif sandbox.known:
+            assert sandbox.report_descriptor is not None
+            self._loop.forget(sandbox.report_descriptor)
+            self._measure(inner)
+        elif (reason := sandbox.waiting) is not None:
+            self._serving.delay(reason)
 
-        They are a little wider than those of the enforcer, which can tell the user what happened.
-        """
-        cgroup, limits = started.sandbox.cgroup, self._limits
-        if cgroup is not None:
-            memory, processes = limits.sandbox_memory_bytes, limits.processes
-            cgroup.limit(
-                None if memory is None else memory + memory // 8,
-                None if processes is None else processes + OWN_TASKS,
-            )
+    def _measure(self, inner: InnerKernel) -> None:
+        """Its first process has connected, and it is known which one that is."""
+        started = inner.started
+        if inner.measured or not started.lifeline.accepted or not started.sandbox.known:
+            return
+        sandbox = started.sandbox
+        if not sandbox.contains(started.lifeline.peer):
+            self._refuse(not_measurable(sandbox.facts.engine))
+            return
+        inner.meter = Meter(sandbox.root_pid, sandbox.cgroup, sandbox.supervisor_pid)
+        inner.meter.memory_limit = self._limits.sandbox_memory_bytes
+        if self._hold(sandbox):
+            inner.measured = True
+            self._serve_if_ready(inner)
+
+    def _hold(self, sandbox: Sandbox) -> bool:
+        """Let the kernel itself hold the sandbox's limits, where there is a cgroup of ours."""
+        limits, cgroup, held = self._limits, sandbox.cgroup, None
+        if cgroup is not None and cgroup.made:
+            held = cgroup.limit(limits.hard_memory_bytes, limits.hard_tasks, limits.cpus)
+        if limits.cpus is None or sandbox.holds_cpus or (held is not None and held.cpus):
+            return True
+        # Nobody else would: all other limits are the enforcer's too.
+        self._refuse(cpus_not_held("no cgroup with the cpu controller can be made"))
+        return False
+
+    def _refuse(self, error: SandboxUnavailable) -> None:
+        """It has come up, but no cell may run in it."""
+        self._drop()
+        self.give_up(error)
 
     def _bind(self, started: StartedSandbox, prefix: str) -> InnerSockets | None:
         try:
@@ -155,23 +165,20 @@ class Lifecycle:
             self.give_up(SandboxUnavailable(what, hint="Free disk space or descriptors."))
             return None
 
-    def _accept(self, inner: Inner) -> None:
+    def _accept(self, inner: InnerKernel) -> None:
         lifeline = inner.started.lifeline
         self._loop.forget(lifeline.descriptor)
         lifeline.accept()
-        sandbox = inner.started.sandbox
-        inner.meter = Meter(sandbox.root_pid, sandbox.cgroup)
-        inner.meter.memory_limit = self._limits.sandbox_memory_bytes
-        self._hold(inner.started)
         self._loop.watch(lifeline.descriptor, lambda: self._read_lifeline(inner))
+        self._measure(inner)
 
-    def _await_kernel(self, inner: Inner, seconds: float, late: Callable[[], None]) -> None:
+    def _await_kernel(self, inner: InnerKernel, seconds: float, late: Callable[[], None]) -> None:
         """The kernel process connects and answers a first question, or is ``late``."""
         shell = inner.link.sockets.shell
         self._loop.watch(shell, lambda: self._probe(inner), zmq.POLLOUT)
         inner.deadline = self._loop.call_later(seconds, late)
 
-    def _probe(self, inner: Inner) -> None:
+    def _probe(self, inner: InnerKernel) -> None:
         """It is connected: its first answer says it is ready, and what it is."""
         shell = inner.link.sockets.shell
         self._loop.forget(shell)
@@ -179,14 +186,18 @@ class Lifecycle:
         inner.probe_id = self._ask(inner, shell, "kernel_info_request", {})
 
     def _ask(
-        self, inner: Inner, socket: zmq.Socket[bytes], msg_type: str, content: Mapping[str, Any]
+        self,
+        inner: InnerKernel,
+        socket: zmq.Socket[bytes],
+        msg_type: str,
+        content: Mapping[str, Any],
     ) -> str:
         request = self._author.message(msg_type, content)
         with contextlib.suppress(zmq.Again):  # it hung up; the exit handler comes next
             socket.send_multipart(inner.link.codec.write(request, [WRAPPER_IDENTITY]), zmq.NOBLOCK)
         return request.msg_id
 
-    def _read_probe(self, inner: Inner) -> None:
+    def _read_probe(self, inner: InnerKernel) -> None:
         frames = inner.link.sockets.shell.recv_multipart(zmq.NOBLOCK)
         try:
             reply = inner.link.codec.read(frames)
@@ -202,25 +213,35 @@ class Lifecycle:
         if inner.kernel_info is None:
             # Only what it said before any cell ran; a cell may have taught it to lie since.
             self._author.version = str(reply.header.get("version", self._author.version))
-            facts = inner.started.sandbox.facts
-            lines = [f"Sandboxed by sandbox-kernel {__version__}: {facts.summary()}", *facts.notes]
-            banner = "\n".join([*lines, str(reply.content.get("banner", ""))])
-            inner.kernel_info = {**reply.content, "banner": banner}
-        inner.link.kernel_info = inner.kernel_info
+            inner.kernel_info = reply.content
         inner.serving = True
         self._serve_if_ready(inner)
 
-    def _serve_if_ready(self, inner: Inner) -> None:
-        if not inner.serving or (inner.rolled_back is not None and inner.restored is None):
+    def _serve_if_ready(self, inner: InnerKernel) -> None:
+        if not inner.serving or not inner.measured:
+            return
+        if inner.rolled_back is not None and inner.restored is None:
             return
         assert inner.deadline is not None
         inner.deadline.cancel()
+        if inner.link.kernel_info is None:
+            inner.link.kernel_info = self._introduced(inner)
         rolled_back, inner.rolled_back = inner.rolled_back, None
         restored, inner.restored = inner.restored, None
+        inner.undone = None
         if rolled_back is not None:
             # The cell that was rolled back is answered before the next one is forwarded.
             rolled_back(restored)
         self._serving.attach(inner.link)
+
+    def _introduced(self, inner: InnerKernel) -> Mapping[str, Any]:
+        """What frontends are told of the kernel: its own words, and where it runs."""
+        assert inner.kernel_info is not None
+        facts = inner.started.sandbox.facts
+        lines = [f"Sandboxed by sandbox-kernel {__version__}: {facts.summary()}", *facts.notes]
+        lines += [f"NOT protected against: {each}" for each in facts.not_protected]
+        banner = "\n".join([*lines, str(inner.kernel_info.get("banner", ""))])
+        return {**inner.kernel_info, "banner": banner}
 
     # -- it is told what to do ---------------------------------------------------------------------
 
@@ -234,26 +255,29 @@ class Lifecycle:
         if self._inner is not None:
             self._inner.started.lifeline.send("forget")
 
-    def sweep(self, since_ticks: int, done: Callable[[], None]) -> None:
-        """End what was started since then and is not the kernel process."""
+    def sweep(self, since_ticks: int, done: Callable[[int], None]) -> None:
+        """End what was started since then and is not the kernel process.
+
+        ``done`` hears how many threads of that are left, as far as is known inside.
+        """
         inner = self._inner
         assert inner is not None
 
         def late() -> None:
-            inner.swept = None
-            if self._inner is inner and inner.rolled_back is None:
+            if self._inner is inner and inner.swept is swept:
+                inner.swept = None
                 self._serving.died("it did not answer any more")
 
-        def swept() -> None:
+        def swept(threads: int) -> None:
             timer.cancel()
-            done()
+            done(threads)
 
         inner.swept = swept
         timer = self._loop.call_later(SWEEP_SECONDS, late)
         since_ticks -= inner.clock_ahead
         self._when_answering(inner, lambda: inner.started.lifeline.send("sweep", since_ticks))
 
-    def _when_answering(self, inner: Inner, then: Callable[[], None]) -> None:
+    def _when_answering(self, inner: InnerKernel, then: Callable[[], None]) -> None:
         """Do something once the kernel process answers, and so has made its checkpoint.
 
         It makes one when it has told that a cell is over; one that is just being made must not be
@@ -265,7 +289,7 @@ class Lifecycle:
     def undo(self, done: RolledBack, impossible: Callable[[], None]) -> None:
         """Go back to before the last cell, if there is a checkpoint of that."""
         inner = self._inner
-        if inner is None or not inner.serving or self._serving.watching():
+        if inner is None or not inner.serving or inner.counted or self._serving.watching():
             impossible()
             return
 
@@ -274,6 +298,7 @@ class Lifecycle:
             if checkpoints < CHECKPOINTS_KEPT or self._serving.watching():
                 impossible()
             else:
+                inner.undone = done
                 self.roll_back("previous", done)
 
         def late() -> None:
@@ -297,13 +322,14 @@ class Lifecycle:
         inner.generation += 1
         prefix = f"{SOCKET_PREFIX}{inner.generation}"
         inner.serving = False
+        inner.swept = None  # with the process that was asked
         inner.rolled_back = done
         sockets = self._bind(inner.started, prefix)
         if sockets is None:
             done(None)
             return
         inner.link = Link(sockets, inner.link.codec)
-        inner.started.lifeline.send("rollback", to, f"{view.RUN}/{prefix}")
+        inner.started.lifeline.send("rollback", to, f"{inner.started.place}/{prefix}")
         self._await_kernel(
             inner, ROLLBACK_SECONDS, lambda: self._lose(inner, "no checkpoint took over in time")
         )
@@ -318,10 +344,12 @@ class Lifecycle:
 
     # -- it says something -------------------------------------------------------------------------
 
-    def _read_lifeline(self, inner: Inner) -> None:
+    def _read_lifeline(self, inner: InnerKernel) -> None:
         lines = inner.started.lifeline.read()
         if lines is None:
             self._loop.forget(inner.started.lifeline.descriptor)
+            # With the supervisor goes the sandbox. Who started it may not live to say so.
+            self._loop.call_later(HANG_UP_SECONDS, lambda: self._on_end(inner))
             return
         for words in lines:
             match words:
@@ -330,13 +358,13 @@ class Lifecycle:
                     counted(int(number))
                 case ["clock", ticks] if ticks.isdecimal():
                     inner.set_clock(int(ticks))
-                case ["restored", label, *lost] if label.isdecimal():
+                case ["restored", label, *lost] if label.isdecimal() and inner.rolled_back:
                     inner.restored = Restored(int(label), in_words(lost))
                     self._serve_if_ready(inner)
-                case ["swept", _]:
+                case ["swept", _, threads] if threads.isdecimal():
                     swept, inner.swept = inner.swept, None
                     if swept is not None:
-                        swept()
+                        swept(int(threads))
                 case ["exited", status] if status.isdecimal():
                     self._on_kernel_exit(inner, int(status))
                 case ["nothing"]:
@@ -344,7 +372,7 @@ class Lifecycle:
             if self._inner is not inner:
                 return
 
-    def _on_kernel_exit(self, inner: Inner, status: int) -> None:
+    def _on_kernel_exit(self, inner: InnerKernel, status: int) -> None:
         """The kernel process has ended, but the sandbox has not."""
         if self._serving.ended():
             return
@@ -353,12 +381,14 @@ class Lifecycle:
             # It never came up: let the sandbox end, and `_on_exit` say why.
             self._loop.forget(inner.started.lifeline.descriptor)
             inner.started.lifeline.close()
+        elif inner.rolled_back is not None and inner.restored is None:
+            pass  # it ended before it could be killed; who takes its place is on the way
         elif status == 0 or inner.rolled_back is not None:
             self._lose(inner, how)  # `exit()` means it
         else:
             self._serving.died(how)
 
-    def _read_console(self, inner: Inner) -> None:
+    def _read_console(self, inner: InnerKernel) -> None:
         descriptor = inner.started.sandbox.console_descriptor
         with contextlib.suppress(BlockingIOError):
             data = os.read(descriptor, 65536)
@@ -369,7 +399,7 @@ class Lifecycle:
 
     # -- it goes -----------------------------------------------------------------------------------
 
-    def _on_late(self, inner: Inner) -> None:
+    def _on_late(self, inner: InnerKernel) -> None:
         self._drop()
         self.give_up(
             SandboxUnavailable(
@@ -378,36 +408,46 @@ class Lifecycle:
             )
         )
 
-    def _on_hang_up(self, inner: Inner) -> None:
+    def _on_hang_up(self, inner: InnerKernel) -> None:
         """A connection is gone. Either the kernel process is ending, or a cell has broken it."""
         sockets = inner.link.sockets
         for monitor in sockets.monitors:
             self._loop.forget(monitor)
         self._loop.call_later(HANG_UP_SECONDS, lambda: self._on_broken(inner, sockets))
 
-    def _on_broken(self, inner: Inner, sockets: InnerSockets) -> None:
+    def _on_broken(self, inner: InnerKernel, sockets: InnerSockets) -> None:
         if self._inner is not inner or inner.link.sockets is not sockets or self._serving.ended():
             return
         how = "its kernel closed a connection or sent more than a message may hold"
         if inner.rolled_back is None:
             self._serving.died(how)
 
-    def _on_exit(self, inner: Inner) -> None:
+    def _on_exit(self, inner: InnerKernel) -> None:
         self._read_console(inner)
-        if self._serving.ended():
-            return
-        if inner.kernel_info is None:
-            reason = inner.started.sandbox.explain(inner.console.decode("utf-8", "replace"))
-            self._drop()
-            self.give_up(reason)
-            return
-        self._lose(inner, "nothing in it could say why")
+        self._on_end(inner)
 
-    def _lose(self, inner: Inner, how: str) -> None:
+    def _on_end(self, inner: InnerKernel) -> None:
+        if self._inner is not inner or self._serving.ended():
+            return
+        if inner.kernel_info is None or not inner.measured:
+            self._fail(inner)
+        else:
+            self._lose(inner, "nothing in it could say why")
+
+    def _fail(self, inner: InnerKernel) -> None:
+        """It has not come up: another level may, if the policy accepts it."""
+        sandbox = inner.started.sandbox
+        reason = sandbox.explain(inner.console.decode("utf-8", "replace"))
+        self._drop()
+        self._try(lambda: self._starter.instead(sandbox, reason))
+
+    def _lose(self, inner: InnerKernel, how: str) -> None:
         if self._inner is not inner:
             return
         self._serving.suspend()
         self._serving.lost(how)
+        if inner.undone is not None:
+            inner.undone(None)
         self._drop()
         self.revive()
 
@@ -428,35 +468,15 @@ class Lifecycle:
         self._forget_sockets(inner)
         self._loop.forget(started.sandbox.console_descriptor)
         self._loop.forget(started.sandbox.exit_descriptor)
+        if started.sandbox.report_descriptor is not None:
+            self._loop.forget(started.sandbox.report_descriptor)
         if started.lifeline.open:
             self._loop.forget(started.lifeline.descriptor)
         started.close()
         inner.link.sockets.close()
 
-    def _forget_sockets(self, inner: Inner) -> None:
+    def _forget_sockets(self, inner: InnerKernel) -> None:
         sockets = inner.link.sockets
         self._loop.forget(sockets.shell)
         for monitor in sockets.monitors:
             self._loop.forget(monitor)
-
-
-# What a fork cannot keep, as `inner.checkpoint` counts it.
-_LOST: Final[Mapping[str, str]] = {
-    "threads": "thread",
-    "children": "child process",
-    "sockets": "network connection",
-    "gpu": "GPU context",
-    "openmp": "OpenMP thread pool",
-    "shared": "shared memory block",
-    "files": "changed file",
-}
-
-
-def in_words(lost: list[str]) -> tuple[str, ...]:
-    """What was not restored; from inside, so only known words and sane numbers count."""
-    words = []
-    for item in lost:
-        name, _, number = item.partition("=")
-        if name in _LOST and number.isdecimal() and 0 < len(number) < 7 and int(number):
-            words.append(count(int(number), _LOST[name]))
-    return tuple(words)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import zmq
 
 from sandbox_kernel.relay.cells import Channel, Request
-from sandbox_kernel.relay.inner import InnerSockets
+from sandbox_kernel.relay.inner import WRAPPER_IDENTITY, InnerSockets
 from sandbox_kernel.relay.sockets import send
 from sandbox_kernel.relay.wire import Codec, Message
 
@@ -97,13 +97,25 @@ class InnerSide:
         by_control = request.inner_channel == "control"
         self._send(self.link, sockets.control if by_control else sockets.shell, message)
 
+    def ask(self, question: Message, answered: Callable[[], None]) -> None:
+        """A question of the wrapper's own; ``answered`` is called if this kernel answers it."""
+        assert self.link is not None
+        self.link.asked[question.msg_id] = answered
+        self._send(self.link, self.link.sockets.shell, question, (WRAPPER_IDENTITY,))
+
     def send_input(self, message: Message) -> None:
         """What the user has typed for a cell."""
         assert self.link is not None
         self._send(self.link, self.link.sockets.stdin, message)
 
-    def _send(self, link: Link, socket: zmq.Socket[bytes], message: Message) -> None:
-        frames = link.codec.write(message, message.idents)
+    def _send(
+        self,
+        link: Link,
+        socket: zmq.Socket[bytes],
+        message: Message,
+        idents: tuple[bytes, ...] | None = None,
+    ) -> None:
+        frames = link.codec.write(message, message.idents if idents is None else idents)
         try:
             send(socket, frames)
         except zmq.Again:

@@ -17,7 +17,8 @@ from sandbox_kernel.relay.loop import Loop
 from sandbox_kernel.relay.reading import Reader
 from sandbox_kernel.relay.wire import Author, Message
 
-# ipykernel sends an idle but no reply when its handler fails; the reply, if any, is right behind.
+# ipykernel sends an idle but no reply when its handler fails; the reply, if any, is right behind. If it
+# is not, the kernel is asked something.
 REPLY_GRACE_SECONDS: Final = 1.0
 # How long a kernel that is gone may still be listened to: it may have left a flood.
 LAST_WORDS_SECONDS: Final = 0.2
@@ -115,24 +116,42 @@ class Output:
         assert self._inner.link is not None
         self._gate = cell
         self._loop.forget(self._inner.link.sockets.iopub)
-        self._loop.call_later(REPLY_GRACE_SECONDS, lambda: self._without_reply(cell))
+        self._enforcer.nearly_over(cell)
+        self._loop.call_later(REPLY_GRACE_SECONDS, lambda: self._question(cell))
 
-    def _without_reply(self, cell: RunningCell) -> None:
+    def _question(self, cell: RunningCell) -> None:
+        """A kernel that answers has no reply for the cell; one that does not is busy, or gone."""
+        if self._awaits_reply(cell) and self._inner.link is not None:
+            self._inner.ask(
+                self._author.message("kernel_info_request", {}), lambda: self._end(cell)
+            )
+
+    def _end(self, cell: RunningCell) -> None:
         self.open_gate(cell)
-        if self._cells.running(cell.request.msg_id) is cell and cell.reply is None:
+        if self._awaits_reply(cell):
             self._enforcer.over(cell)
+
+    def _awaits_reply(self, cell: RunningCell) -> bool:
+        return self._cells.running(cell.request.msg_id) is cell and cell.reply is None
 
     def _pass_on(self, message: Message, cell: RunningCell | None) -> None:
         """On to the frontend, with nothing in it that only the wrapper may say."""
         if message.msg_type in DISPLAYS:
             audit_id = None if cell is None else cell.audit_id
             message = message.with_content(annotate_output(message.frames[3], audit_id))
+            self._note(cell, message)
+        elif message.msg_type in ("stream", "error"):
+            self._note(cell, message)
         elif cell is not None and message.msg_type == "execute_input":
             if message.outline.count is not None:
                 self._counts.show(cell, message.outline.count)
         elif message.msg_type == "debug_event":
             self._debugging.overhear_event(message)
         self._answers.forward_output(message.with_metadata(strip_metadata(message.frames[2])))
+
+    def _note(self, cell: RunningCell | None, message: Message) -> None:
+        if cell is not None and cell.recorded:
+            cell.note_shown(message)
 
 
 def is_announced(cell: RunningCell | None, message: Message) -> bool:

@@ -13,14 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from sandbox_kernel.errors import SandboxError, SandboxLost
+from sandbox_kernel.audit.log import AuditLog
+from sandbox_kernel.errors import PolicyViolation, SandboxError, SandboxLost
 from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.outputs.annotate import strip_metadata
 from sandbox_kernel.outputs.receipt import new_audit_id
 from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.model import Policy
 from sandbox_kernel.relay.accounts import Accounts
-from sandbox_kernel.relay.answers import Answers
+from sandbox_kernel.relay.answers import Answers, error_content, unavailable_kernel_info
 from sandbox_kernel.relay.asking import told_apart
 from sandbox_kernel.relay.cells import (
     BURST_SECONDS,
@@ -50,6 +51,12 @@ KERNEL_ENDED: Final = SandboxLost(
 )
 
 
+NO_CODE: Final = PolicyViolation(
+    "The `code` of this execute_request is no text: it cannot be checked, and nothing was run.",
+    hint="Send the code of the cell as a string.",
+)
+
+
 class Host(Protocol):
     """What the router asks of the wrapper around it."""
 
@@ -74,6 +81,7 @@ class Router:
         policy: Policy,
         settler: Settler,
         judge: Judge,
+        audit: AuditLog,
         enforcer: Enforcer,
         host: Host,
     ) -> None:
@@ -100,6 +108,7 @@ class Router:
         self._judging = Judging(
             policy,
             judge,
+            audit,
             enforcer,
             self._counts,
             answers,
@@ -151,6 +160,7 @@ class Router:
         self._loop.watch(link.sockets.stdin, self._read_inner_stdin)
         self._output.attach(link)
         self._loop.watch(link.sockets.shell, self._read_inner_shell)
+        self._loop.watch(link.sockets.replies, self._read_inner_shell)
         for cell in self._forwarder.take_approved():
             self._forwarder.run(cell)
         for request in self._cells.release():
@@ -166,7 +176,7 @@ class Router:
             return
         self._output.read_last_words()
         self._read_inner_shell()
-        for socket in ("control", "stdin", "iopub", "shell"):
+        for socket in ("control", "stdin", "iopub", "shell", "replies"):
             self._loop.forget(getattr(link.sockets, socket))
         self._inner.link = None
         unanswered = self._inner.outstanding.lose()
@@ -217,6 +227,13 @@ class Router:
             if request.is_cell and request.stop_on_error:
                 failed_lanes.add(request.lane_id)
 
+    def delay(self, reason: SandboxError) -> None:
+        """A sandbox takes longer than is normal: frontends that wait to come up need not."""
+        if not self._kernel_info.content:
+            self._kernel_info.content = unavailable_kernel_info(reason)
+            for request in self._cells.take_questions():
+                self._answers.answer(request, self._kernel_info.content)
+
     # -- from the frontend -----------------------------------------------------------------------
 
     def _read_frontend_shell(self) -> None:
@@ -235,6 +252,8 @@ class Router:
             self._reader.drop("msg_id of a running cell used again")
         elif answer is not None:
             answer(request)
+        elif request.is_unreadable:
+            self._answers.answer(request, error_content(NO_CODE))
         elif request.msg_type == "interrupt_request" and self._asking.open:
             self._answers.answer(request, {"status": "ok"})
             self._asking.withdraw()
@@ -253,6 +272,9 @@ class Router:
             self._admit_without_sandbox(request, self._failure)
         elif request.msg_type == "interrupt_request":
             self._answers.answer(request, {"status": "ok"})
+        elif request.msg_type == "kernel_info_request" and self._kernel_info.content:
+            # A sandbox is on its way, which may take as long as an engine is silent.
+            self._answers.answer(request, self._kernel_info.content)
         elif request.msg_type not in OVERTAKING:
             self._cells.hold(request)
 
@@ -334,8 +356,9 @@ class Router:
         # Outputs before replies, as the inner kernel made them.
         self._output.read()
         if (link := self._inner.link) is not None:
-            for message in self._reader.hostile(link.sockets.shell, link.codec):
-                self._take_reply(message, "shell")
+            for socket in (link.sockets.replies, link.sockets.shell):
+                for message in self._reader.hostile(socket, link.codec):
+                    self._take_reply(message, "shell")
 
     def _read_inner_control(self) -> None:
         if (link := self._inner.link) is not None:
@@ -364,6 +387,8 @@ class Router:
         self._output.open_gate(cell)
         if cell.over:
             self._enforcer.over(cell)
+        else:
+            self._enforcer.nearly_over(cell)
 
     def _read_inner_stdin(self) -> None:
         if (link := self._inner.link) is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from sandbox_kernel.audit.log import AuditLog
 from sandbox_kernel.errors import PolicyViolation, SandboxError
 from sandbox_kernel.isolation.base import SandboxFacts
 from sandbox_kernel.outputs.annotate import annotate_reply, cell_error
@@ -24,7 +25,13 @@ from sandbox_kernel.relay.answers import Answers, error_content
 from sandbox_kernel.relay.cells import Request, RunningCell
 from sandbox_kernel.words import Outcome, State
 
+NOT_RECORDED: Final = (
+    "How the cell before this one ended could not be written to the audit log then; "
+    "it is written with this one."
+)
 NOTHING_USED: Final = Usage(0.0, 0.0, 0, 0, 0, 0, "none")
+# When the reply and the idle are with the client: until then it needs the processors more than the log.
+RECORD_SECONDS: Final = 0.003
 # What an ordinary error of a cell says about how it ended.
 _OUTCOMES: Final[Mapping[str, Outcome]] = {
     "KeyboardInterrupt": "interrupted",
@@ -51,11 +58,18 @@ class Settler:
     """Says the last words of each cell to the frontend, in ipykernel's order."""
 
     def __init__(
-        self, answers: Answers, policy: Policy, facts: Callable[[], SandboxFacts | None]
+        self,
+        answers: Answers,
+        policy: Policy,
+        audit: AuditLog,
+        facts: Callable[[], SandboxFacts | None],
+        call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self._answers = answers
+        self._audit = audit
         self._policy = policy
         self._facts = facts
+        self._call_later = call_later
 
     def settle(self, cell: RunningCell, ending: Ending) -> None:
         """End ``cell``: error, receipt, reply, idle."""
@@ -67,10 +81,13 @@ class Settler:
             self._answers.show_error(cell, ending.error, inner_traceback(cell))
         receipt = self._receipt(cell, ending)
         if not request.is_cell:
-            return  # a widget's callback: it has nothing to show a receipt in, and had its replies
-        if receipt is not None and self._policy.annotate == "receipt" and not request.silent:
-            self._answers.publish("display_data", display_content(receipt), request.message)
+            # A widget's callback: it has nothing to show a receipt in, and had its replies.
+            self._audit.callback(cell.audit_id, receipt)
+            return
         said = {} if receipt is None else receipt.to_json()
+        if receipt is not None and self._policy.annotate == "receipt" and not request.silent:
+            shown = display_content(receipt, said)
+            self._answers.publish("display_data", shown, request.message)
         if ending.error is not None or ending.said is not None:
             content = {"status": "ok"} if ending.error is None else error_content(ending.error)
             self._answers.cell_reply(cell, content, {METADATA_KEY: said} if said else {})
@@ -81,13 +98,22 @@ class Settler:
             self._answers.forward_output(cell.idle)
         else:
             self._answers.status("idle", request.message)
+        self._audit.outcome(cell, ending.outcome or outcome_of(cell), receipt)
+        self._call_later(RECORD_SECONDS, self._record)
 
     def abort(self, request: Request, audit_id: str) -> None:
         """Answer a cell that does not run because one before it failed."""
-        cell = RunningCell(request, audit_id=audit_id, limits=self._policy.limits)
+        cell = RunningCell(request, audit_id=audit_id, recorded=True, limits=self._policy.limits)
         receipt = self._receipt(cell, Ending(NOTHING_USED, outcome="aborted"))
         metadata = {} if receipt is None else {METADATA_KEY: receipt.to_json()}
         self._answers.abort(request, metadata)
+        self._audit.aborted(cell, receipt)
+
+    def _record(self) -> None:
+        """Nobody waits for it; what comes sooner takes it along, and if it is late, the log says so."""
+        if not self._audit.flush():
+            self._answers.notice(NOT_RECORDED)
+        self._audit.tidy()
 
     def _receipt(self, cell: RunningCell, ending: Ending) -> Receipt | None:
         facts = self._facts()
@@ -99,12 +125,13 @@ class Settler:
             findings=() if cell.verdict is None else cell.verdict.findings,
             outcome=ending.outcome or outcome_of(cell),
             state=ending.state,
-            isolation=Isolation(facts.level, facts.engine, facts.network),
+            isolation=Isolation.of(facts),
             policy=PolicyName(self._policy.name, self._policy.sha256),
             usage=ending.usage,
             limits=cell.limits.to_json(),
             exceeded=ending.exceeded,
             not_restored=ending.not_restored,
+            audit=self._audit.lacks(cell),
         )
 
 

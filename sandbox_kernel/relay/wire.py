@@ -125,6 +125,11 @@ class Message:
         """The content, decoded: for the frontend's messages, whose size is the user's own affair."""
         return decode_object(self.frames[3])
 
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata, decoded: the same."""
+        return decode_object(self.frames[2])
+
     @property
     def size(self) -> int:
         """Bytes of what it shows: content and buffers."""

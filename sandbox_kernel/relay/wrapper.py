@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 import zmq
 
+from sandbox_kernel.audit.log import AuditLog
 from sandbox_kernel.errors import SandboxError, UndoUnavailable
 from sandbox_kernel.isolation.start import StartedSandbox
 from sandbox_kernel.limits.enforcer import Enforcer
@@ -36,8 +38,15 @@ class Wrapper:
     """Puts router, enforcer and lifecycle together, between whom it passes on what concerns each."""
 
     def __init__(
-        self, info: ConnectionInfo, author: Author, starter: Starter, policy: Policy
+        self,
+        info: ConnectionInfo,
+        author: Author,
+        starter: Starter,
+        policy: Policy,
+        audit: AuditLog,
     ) -> None:
+        self._audit = audit
+        self._end = "ended"
         self._loop = Loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._frontend = FrontendSockets(self._context, info)
@@ -48,6 +57,7 @@ class Wrapper:
             self._loop, self._context, author, starter, policy.limits, serving=self
         )
         self._enforcer = Enforcer(self._loop, policy, self._lifecycle, concluding=self)
+        self._judge = Judge(policy.code)
         self._router = Router(
             self._loop,
             self._frontend,
@@ -56,8 +66,11 @@ class Wrapper:
             self._answers,
             info.ports,
             policy,
-            Settler(self._answers, policy, lambda: self._lifecycle.facts),
-            Judge(policy.code),
+            Settler(
+                self._answers, policy, audit, lambda: self._lifecycle.facts, self._loop.call_later
+            ),
+            self._judge,
+            audit,
             self._enforcer,
             host=self,
         )
@@ -66,6 +79,7 @@ class Wrapper:
         """Serve until told to stop. ``first`` was started before zmq was imported."""
         self._watch_signals()
         self._watch_parent()
+        self._audit.anchor_with(self._loop.call_later)
         try:
             if isinstance(first, SandboxError):
                 self._lifecycle.give_up(first)
@@ -73,6 +87,7 @@ class Wrapper:
                 self._lifecycle.watch(first)
             self._loop.run()
         finally:
+            self._audit.ended(self._end)
             self._lifecycle.close()
             self._frontend.close()
             self._context.term()
@@ -88,6 +103,7 @@ class Wrapper:
         self._answers.publish("shutdown_reply", content, request.message)
         self._answers.status("idle", request.message)
         self._stopping = True
+        self._end = "restart" if content["restart"] else "shutdown"
         if self._lifecycle.shut_down(content):
             # The end of the kernel process, or the time, stops the loop.
             self._loop.call_later(SHUTDOWN_SECONDS, self._loop.stop)
@@ -108,7 +124,7 @@ class Wrapper:
                 error = UndoUnavailable(lost=True)
                 ending = Ending(NOTHING_USED, "lost", error, outcome="lost")
             else:
-                self._enforcer.went_back(restored)
+                self._went_back(restored, cell.audit_id)
                 ending = Ending(
                     NOTHING_USED,
                     "rolled_back",
@@ -129,7 +145,7 @@ class Wrapper:
             if restored is None:
                 self._answers.answer(request, error_content(UndoUnavailable(lost=True)))
                 return
-            self._enforcer.went_back(restored)
+            self._went_back(restored)
             not_restored = list(restored.not_restored)
             self._answers.answer(request, {"status": "ok", "not_restored": not_restored})
 
@@ -137,6 +153,10 @@ class Wrapper:
             self._answers.answer(request, error_content(UndoUnavailable()))
 
         self._lifecycle.undo(undone, impossible)
+
+    def _went_back(self, restored: Restored, audit_id: str = "") -> None:
+        self._audit.event("undo", {"not_restored": list(restored.not_restored)}, audit_id)
+        self._enforcer.went_back(restored)
 
     # -- what the enforcer tells -----------------------------------------------------------------
 
@@ -149,20 +169,37 @@ class Wrapper:
     # -- what the lifecycle tells ----------------------------------------------------------------
 
     def attach(self, link: Link) -> None:
+        facts = self._lifecycle.facts
+        assert facts is not None
+        about = link.kernel_info or {}
+        self._audit.started(facts, about)
+        language = about.get("language_info")
+        self._judge.know_inner_python(
+            language.get("version") if isinstance(language, dict) else None
+        )
         self._router.attach(link)
         self._enforcer.watch_idle()
+        if not gc.get_freeze_count():
+            # What there is now stays: it need not be looked through again and again for garbage.
+            gc.freeze()
 
     def suspend(self) -> None:
         self._router.suspend()
 
     def died(self, how: str) -> None:
+        self._audit.event("process_ended", {"how": how})
         self._enforcer.died(how)
 
     def lost(self, how: str) -> None:
+        self._audit.event("sandbox_replaced", {"how": how})
         self._enforcer.lost(how)
 
     def refuse(self, error: SandboxError) -> None:
+        self._audit.event("unavailable", {"error": error.ename, "why": error.what})
         self._router.refuse(error)
+
+    def delay(self, reason: SandboxError) -> None:
+        self._router.delay(reason)
 
     def watching(self) -> bool:
         """Whether anything runs in the sandbox that would have to end if it went back."""
@@ -189,6 +226,7 @@ class Wrapper:
                 self._enforcer.insist()
                 self._lifecycle.interrupt()
             if signal.SIGTERM in numbers or signal.SIGHUP in numbers:
+                self._end = "signal"
                 self._loop.stop()
 
         self._loop.watch(read_end, on_signal)
@@ -204,9 +242,13 @@ class Wrapper:
         except ProcessLookupError:
             gone = True
         if gone:
-            self._loop.call_later(0, self._loop.stop)
+            self._loop.call_later(0, self._on_parent_gone)
         else:
-            self._loop.watch(descriptor, self._loop.stop)
+            self._loop.watch(descriptor, self._on_parent_gone)
+
+    def _on_parent_gone(self) -> None:
+        self._end = "parent_gone"
+        self._loop.stop()
 
 
 def undone_in_words(restored: Restored) -> str:

@@ -42,6 +42,19 @@ DECLARED: tuple[Declared, ...] = (
     ),
     *(
         Declared(
+            request=request,
+            where="*",
+            what="an execute_request whose code is no text gets an error",
+            why="it cannot be checked, so it must not get in; plain ipykernel never answers most of "
+            "them, and evaluates the user_expressions of the others",
+        )
+        for request in (
+            "an execute_request without code is not run",
+            "code that is no text is not run",
+        )
+    ),
+    *(
+        Declared(
             request="a question between aborted cells is answered",
             where=where,
             what="an aborted cell is answered before a question that stood ahead of it",

@@ -13,6 +13,8 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 
+from tests.kernel import isolation
+
 PLAIN = "python3"
 SANDBOXED = "sandboxed-python"
 
@@ -33,11 +35,12 @@ def write_sandboxed_spec(kernels: Path, name: str) -> None:
     (folder / "kernel.json").write_text(json.dumps(spec))
 
 
-def private_environment(home: Path) -> dict[str, str]:
+def private_environment(home: Path, level: str = "process") -> dict[str, str]:
     """The environment for a kernel whose settings, history and state live under `home`."""
     policy = home / "metadata.yaml"
     # A receipt after each cell is an output that the plain kernel does not have.
-    policy.write_text("annotate: metadata\n")
+    text = "annotate: metadata\n"
+    policy.write_text(text if level == "process" else text + isolation(level))
     policy.chmod(0o600)
     # ipykernel does not catch the output of subprocesses when it is run by pytest.
     inherited = {name: os.environ[name] for name in os.environ if name != "PYTEST_CURRENT_TEST"}
@@ -57,18 +60,20 @@ def private_environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def started(name: str, home: Path) -> Iterator[KernelManager]:
+def started(name: str, home: Path, level: str = "process") -> Iterator[KernelManager]:
     """A running kernel called `name`; it has ended when the block is left."""
     kernels, notebooks = home / "kernels", home / "notebooks"
     write_sandboxed_spec(kernels, SANDBOXED)
     notebooks.mkdir()
+    # In a container cells run as another user.
+    notebooks.chmod(0o755)
     specs = KernelSpecManager()
     specs.kernel_dirs.insert(0, str(kernels))
     manager = KernelManager(kernel_name=name, kernel_spec_manager=specs)
     # The script makes kernels complain on purpose; that is not for the one who runs it.
     with (home / "kernel.log").open("w") as log:
         manager.start_kernel(
-            env=private_environment(home),
+            env=private_environment(home, level),
             cwd=str(notebooks),
             stdout=log,
             stderr=log,

@@ -187,9 +187,9 @@ def _changes(header: dict[str, Any], echoed: dict[str, Any]) -> list[str]:
     return [name for name in names if header.get(name) != echoed.get(name)]
 
 
-def record(kernel: str, script: Iterable[Exchange], home: Path) -> Recording:
+def record(kernel: str, script: Iterable[Exchange], home: Path, level: str) -> Recording:
     """Start the kernel, play the script, end the kernel."""
-    with started(kernel, home) as manager:
+    with started(kernel, home, level) as manager:
         client = manager.blocking_client()
         client.start_channels()
         try:

@@ -104,9 +104,7 @@ MALFORMED = (
         **_UNANSWERED,
     ),
     ask("usage on shell is passed over", "usage_request", **_UNANSWERED),
-    ask(
-        "an execute_request without code is passed over", "execute_request", {"a": 1}, **_UNANSWERED
-    ),
+    ask("an execute_request without code is not run", "execute_request", {"a": 1}, **_UNANSWERED),
     ask("a complete_request without content is passed over", "complete_request", **_UNANSWERED),
     ask("an inspect_request without content is passed over", "inspect_request", **_UNANSWERED),
     ask("a history_request without content is passed over", "history_request", **_UNANSWERED),
@@ -116,7 +114,7 @@ MALFORMED = (
         **_UNANSWERED,
     ),
     ask(
-        "code that is no text is passed over",
+        "code that is no text is not run",
         "execute_request",
         {"code": 5, "silent": False},
         **_UNANSWERED,

@@ -12,7 +12,7 @@ import pytest
 
 from .kernels import PLAIN, SANDBOXED, STARTUP_TIMEOUT_SECONDS, started
 
-pytestmark = [pytest.mark.conformance, pytest.mark.process]
+pytestmark = [pytest.mark.conformance, pytest.mark.every_level]
 
 # Named through the module: pytest would collect an imported class.
 _TESTS = [name for name in dir(jupyter_kernel_test.KernelTests) if name.startswith("test_")]
@@ -22,6 +22,7 @@ class _Samples(jupyter_kernel_test.KernelTests):
     """The samples; a subclass names the kernel."""
 
     __test__ = False  # run by hand below, once per kernel
+    level = "process"
 
     language_name = "python"
     file_extension = ".py"
@@ -61,7 +62,7 @@ class _Samples(jupyter_kernel_test.KernelTests):
     def setUpClass(cls) -> None:
         cls._running = ExitStack()
         home = Path(cls._running.enter_context(tempfile.TemporaryDirectory()))
-        cls.km = cls._running.enter_context(started(cls.kernel_name, home))
+        cls.km = cls._running.enter_context(started(cls.kernel_name, home, cls.level))
         cls.kc = cls.km.blocking_client()
         cls.kc.start_channels()
         cls._running.callback(cls.kc.stop_channels)
@@ -72,9 +73,9 @@ class _Samples(jupyter_kernel_test.KernelTests):
         cls._running.close()
 
 
-def _outcomes(kernel: str) -> dict[str, str]:
+def _outcomes(kernel: str, level: str = "process") -> dict[str, str]:
     """What became of each test of the class: `passed`, or why not."""
-    case = type("Tests", (_Samples,), {"kernel_name": kernel})
+    case = type("Tests", (_Samples,), {"kernel_name": kernel, "level": level})
     suite = unittest.defaultTestLoader.loadTestsFromTestCase(case)
     names = [test.id().rsplit(".", 1)[1] for test in suite]
     result = unittest.TestResult()
@@ -93,9 +94,9 @@ def plain() -> dict[str, str]:
     return _outcomes(PLAIN)
 
 
-@pytest.fixture(scope="session")
-def sandboxed() -> dict[str, str]:
-    return _outcomes(SANDBOXED)
+@pytest.fixture(scope="module")
+def sandboxed(level: str) -> dict[str, str]:
+    return _outcomes(SANDBOXED, level)
 
 
 @pytest.mark.parametrize("name", _TESTS)

@@ -103,11 +103,12 @@ SEPARATE_PROCESS: Final = {
         f"import types\ntypes.FunctionType((lambda: {SHOW}).__code__, globals())()"
     ),
     "python.code_access": f"exec((lambda: {SHOW}).__code__)",
-    "python.loaders": (
+    "python.load_file": (
         "import importlib.util\nspec = importlib.util.find_spec('pathlib')\n"
         "module = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(module)\n"
         "print(module.Path('<connection>').read_text())"
     ),
+    "python.loaders": "import json\nprint(json.__loader__.get_data('<connection>').decode())",
     "python.sys_modules": (
         "import sys\nprint(sys.modules['ipykernel.kernelapp'].IPKernelApp.instance().session.key)"
     ),
@@ -134,6 +135,7 @@ SEPARATE_PROCESS: Final = {
     "python.unknown_syntax": SHOW,  # the check knows all syntax of the Python it runs on
     "magic": f"%time {SHOW}",
     "magic.alias": "%alias tell cat <connection>\n%tell",
+    "magic.autocall": f"%autocall 2\nget_ipython().run_cell({f'exec {SHOW!r}'!r})",
     "magic.run_file": (
         f"with open('/tmp/<token>.py', 'w') as file: file.write({SHOW!r})\n%run /tmp/<token>.py"
     ),

@@ -6,19 +6,18 @@ import os
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sandbox_kernel.limits.meter import CellMeter, Meter
+from tests.cgroups import cgroup_of, root_of
 from tests.hostile.test_hangs import SETUP
-from tests.kernel import Kernel, eventually, running_kernel
+from tests.kernel import Kernel, eventually, repetitions
 from tests.sandbox import test_ordinary_user as ordinary_user
-from tests.sandbox.test_meter import cgroup_of, root_of
 
 IS_ROOT = os.geteuid() == 0
-pytestmark = [pytest.mark.process, *([pytest.mark.slow] if IS_ROOT else [])]
+pytestmark = [pytest.mark.every_level, *([pytest.mark.slow] if IS_ROOT else [])]
 # Root has a cgroup where there is any; an ordinary user's sandbox is measured by way of /proc.
 REPETITIONS = 20 if IS_ROOT else 3
 
@@ -27,7 +26,8 @@ MEMORY, SANDBOX_MEMORY = 64 * MIB, 512 * MIB
 LIMITS = {"memory": MEMORY, "sandbox_memory": SANDBOX_MEMORY, "wall": "20s", "grace": "300ms"}
 # A cell takes some more between two looks at it, and until it is dead: usually not more than this.
 GROWTH = 3 * MEMORY
-SANDBOX_GROWTH = SANDBOX_MEMORY * 11 // 10
+# What the host's kernel holds the sandbox to, where a cgroup can be made.
+SANDBOX_GROWTH = SANDBOX_MEMORY * 9 // 8
 # From /proc a look takes long, and keeps the processes that are looked at from running.
 SAMPLE_SECONDS = 0.005 if IS_ROOT else 0.05
 # What Python raises where the limit inside, which counts addresses, comes first.
@@ -68,6 +68,17 @@ ALLOCATORS = {
     "files in /tmp": FILES.format("/tmp"),
     "files in the home": FILES.format("/home/sandbox"),
     "files in /dev/shm": FILES.format("/dev/shm"),
+    # What a file has in memory and nobody has written out: the page cache.
+    "file that is mapped and written to": (
+        "_data = open('/tmp/hog', 'w+b')\n"
+        "_data.truncate(400 << 20)\n"
+        "_first = mmap.mmap(_data.fileno(), 400 << 20)\n"
+        "for _ in range(400): _first.write(bytes(b'x') * (1 << 20))"
+    ),
+    "file that is given its blocks": (
+        "_data = open('/tmp/hog', 'wb')\n"
+        "for _n in range(400): os.posix_fallocate(_data.fileno(), _n << 20, 1 << 20)"
+    ),
     "deleted files": (
         "_data = []\n"
         "for _ in range(100):\n"
@@ -131,31 +142,33 @@ class Watch(threading.Thread):
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    with running_kernel(cwd=tmp_path) as running:
-        assert running.run(IMPORTS + SETUP).status == "ok"
-        assert running.run("1 / 0").ename == "ZeroDivisionError"
-        yield running
+def prepared(kernel: Kernel) -> Kernel:
+    assert kernel.run(IMPORTS + SETUP).status == "ok"
+    assert kernel.run("1 / 0").ename == "ZeroDivisionError"
+    return kernel
 
 
 @pytest.fixture
-def meter(kernel: Kernel) -> Meter:
+def meter(prepared: Kernel) -> Meter:
     """One of the test's own, from where the wrapper reads."""
-    meter = Meter(root_of(kernel), cgroup_of(kernel.wrapper_pid))
-    assert kernel.run("1 + 1").receipt["usage"]["source"] == meter.source
+    meter = Meter(root_of(prepared), cgroup_of(prepared))
+    assert prepared.run("1 + 1").receipt["usage"]["source"] == meter.source
     return meter
 
 
 @pytest.mark.parametrize("how", ALLOCATORS)
 def test_a_cell_that_takes_too_much_memory_is_stopped_and_nothing_is_lost(
-    kernel: Kernel, meter: Meter, how: str
+    prepared: Kernel, level: str, meter: Meter, how: str
 ) -> None:
+    if level == "gvisor" and how == "file that is given its blocks":
+        pytest.skip("gVisor gives a file no memory before it is written to")
+    kernel = prepared
     clean_up = CLEAN_UP.replace("HOW", repr(how))
     before = kernel.run("fingerprint()").result
     wrapper, first = kernel.wrapper_pid, meter.memory_bytes()
     ends: Counter[str] = Counter()
     growths = []
-    for number in range(REPETITIONS):
+    for number in range(repetitions(level, REPETITIONS)):
         with Watch(meter) as watch:
             stopped = kernel.run_within(LIMITS, ALLOCATORS[how])
         left = kernel.cell_pids()
@@ -171,7 +184,7 @@ def test_a_cell_that_takes_too_much_memory_is_stopped_and_nothing_is_lost(
             assert receipt["outcome"] in ("memory", "error"), about
             assert receipt["state"] == "kept", about
         if IS_ROOT:  # by way of /proc, what forks share is in it more than once
-            assert watch.most < SANDBOX_GROWTH, about
+            assert watch.most <= SANDBOX_GROWTH, about
         if receipt["state"] == "rolled_back" and "files in" in how:
             assert "changed file" in " ".join(receipt["not_restored"]), about
 
@@ -185,7 +198,7 @@ def test_a_cell_that_takes_too_much_memory_is_stopped_and_nothing_is_lost(
         growths.append(watch.growth / MIB)
     assert kernel.wrapper_pid == wrapper
     if IS_ROOT:  # a look by way of /proc takes longer
-        assert statistics.median(growths) < GROWTH / MIB, growths
+        assert statistics.median_low(growths) < GROWTH / MIB, growths
     print(
         f"{how}, by {meter.source}: grew by {statistics.median(growths):.0f} MiB (median), "
         f"{max(growths):.0f} MiB at most; {dict(ends)}"
@@ -193,23 +206,24 @@ def test_a_cell_that_takes_too_much_memory_is_stopped_and_nothing_is_lost(
 
     # The control: it is the limit that stops it.
     with Watch(meter) as watch:
-        assert kernel.run(ALLOCATORS[how]).status == "ok"
+        allowed = kernel.run(ALLOCATORS[how])
+    assert allowed.status == "ok", f"{allowed.ename}: {allowed.evalue}"
     assert watch.growth > ALLOWED_TO_TAKE // 2  # a sample may come late
     assert kernel.run(clean_up).status == "ok"
 
 
-def test_reading_files_is_no_use_of_memory(kernel: Kernel) -> None:
+def test_reading_files_is_no_use_of_memory(prepared: Kernel) -> None:
     """The cache of what was read is the host's, which takes it back at need."""
     read = (
         "_size = 0\n"
-        "for _name in glob.iglob(f'{sys.base_prefix}/**/*', recursive=True):\n"
-        "    if os.path.isfile(_name) and _size < 300 << 20: _size += len(open(_name, 'rb').read())\n"
+        "for _folder in (sys.base_prefix, sys.prefix):\n"
+        "    for _name in glob.iglob(f'{_folder}/**/*', recursive=True):\n"
+        "        if os.access(_name, os.R_OK) and os.path.isfile(_name) and _size < 200 << 20:\n"
+        "            _size += len(open(_name, 'rb').read())\n"
         "_size > 3 * (64 << 20)"
     )
-    assert kernel.run_within(LIMITS, read).result == "True"
-
-
-home = ordinary_user.home
+    limits = {**LIMITS, "wall": "60s"}  # gVisor reads slowly
+    assert prepared.run_within(limits, read).result == "True"
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="the whole suite runs as an ordinary user already")

@@ -20,16 +20,19 @@ import zmq
 from jupyter_client.session import DELIM, Session
 
 from sandbox_kernel.words import size
-from tests.kernel import Kernel, Outcome, running_kernel
+from tests.kernel import LEVELS, Kernel, Outcome, at, eventually, running_kernel
 from tests.wire.test_hostile_cell import FORGE
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.every_level
 
 MIB = 1 << 20
 # What the wrapper may hold at most: a few messages of 16 MiB that are on their way.
 WRAPPER_GROWTH = 64 * MIB
 # A second is promised; the rest is for a machine on which more runs than this test.
 ANSWER_SECONDS = 1.5
+# The processors are shared out by group, and a container is one of its own; gVisor's own threads keep
+# all of them busy.
+ANSWER_SECONDS_BESIDE_CONTAINERS = 4.0
 # Beside the cell's output a client gets what the wrapper says: the error, the receipt, statuses.
 WORDS_OF_THE_WRAPPER = 256 << 10
 
@@ -58,6 +61,12 @@ class Seen:
     @property
     def growth(self) -> int:
         return max(self.rss) - self.rss[0]
+
+    @property
+    def in_time(self) -> bool:
+        if self.kernel.level == "process":
+            return self.slowest_answer < ANSWER_SECONDS
+        return self.slowest_answer < ANSWER_SECONDS_BESIDE_CONTAINERS
 
     @property
     def slowest_answer(self) -> float:
@@ -153,7 +162,7 @@ def flood(kernel: Kernel, limits: dict[str, Any], code: str) -> tuple[Outcome, S
         f"shown {size(seen.shown_bytes)} {seen.shown}; {outcome.ename}: {outcome.evalue}"
     )
     assert seen.growth < WRAPPER_GROWTH
-    assert seen.slowest_answer < ANSWER_SECONDS
+    assert seen.in_time, seen.slowest_answer
     return outcome, seen
 
 
@@ -223,7 +232,13 @@ FLOODS = {
 }
 
 
-@pytest.mark.parametrize("limits", [{}, TIGHT], ids=["default_policy", "tight_limits"])
+# The default policy's limits are gigabytes: elsewhere the tight ones show the same, sooner.
+@pytest.mark.parametrize(
+    ("level", "limits"),
+    [at("process", {}), *(at(level, TIGHT) for level in LEVELS)],
+    ids=["default_policy", *(f"{level}-tight_limits" for level in LEVELS)],
+    scope="module",
+)
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_is_capped_and_told_and_costs_nothing_else(
     kernel: Kernel, name: str, limits: dict[str, Any]
@@ -272,10 +287,10 @@ def test_a_huge_traceback_still_shows_an_error(kernel: Kernel) -> None:
     ids=["lines", "one_string", "small_displays", "large_displays"],
 )
 def test_without_limits_all_of_it_arrives(
-    tmp_path: Path, code: str, kind: str, count: int | None, total: int | None
+    tmp_path: Path, level: str, code: str, kind: str, count: int | None, total: int | None
 ) -> None:
     """The control: it is the limits that cap, and not the relay that loses."""
-    with running_kernel(cwd=tmp_path, policy=NO_LIMITS) as kernel:
+    with running_kernel(cwd=tmp_path, level=level, policy=NO_LIMITS) as kernel:
         outcome = kernel.outcome_of(kernel.client.execute(code))
     assert outcome.status == "ok", outcome.evalue
     shown = [m["content"] for m in outcome.messages if m["msg_type"] == kind]
@@ -289,7 +304,7 @@ def test_without_limits_all_of_it_arrives(
 # -- floods of a kernel that is hostile ------------------------------------------------------------
 
 KIT = FORGE + textwrap.dedent("""
-    import os, signal, socket as sockets, time
+    import signal, time
 
     BIG = "x" * (2 << 20)
     TEXT = {"name": "stdout", "text": BIG}
@@ -309,18 +324,10 @@ KIT = FORGE + textwrap.dedent("""
         while not done.wait(0.1):
             pass
 
-    def unix_streams():
-        unix = {line.split()[6] for line in open("/proc/self/net/unix").readlines()[1:]}
-        for fd in os.listdir("/proc/self/fd"):
-            name = os.readlink(f"/proc/self/fd/{fd}") if os.path.islink(f"/proc/self/fd/{fd}") else ""
-            if name[8:-1] in unix:
-                stream = sockets.socket(fileno=os.dup(int(fd)))
-                if stream.type == sockets.SOCK_STREAM:
-                    stream.setblocking(True)
-                    yield stream
-
     def on_every_stream(pieces):
-        def send(stream):
+        def send(fd):
+            stream = sockets.socket(fileno=os.dup(fd))
+            stream.setblocking(True)
             for piece in pieces:
                 stream.sendall(piece)
         # Some have no reader: they belong to event loops.
@@ -421,7 +428,7 @@ def test_a_flood_between_cells_is_capped_as_one_of_a_cell_is(tmp_path: Path, nam
             assert kernel.run(BETWEEN_CELLS[name]).status == "ok"
             time.sleep(3)
         assert seen.growth < WRAPPER_GROWTH
-        assert seen.slowest_answer < ANSWER_SECONDS
+        assert seen.in_time, seen.slowest_answer
         assert seen.shown_bytes <= 2 * MIB + WORDS_OF_THE_WRAPPER
         assert kernel.run("print('and on')").text() == "and on\n"
 
@@ -453,9 +460,29 @@ def test_a_message_without_end_does_not_fill_the_wrapper(kernel: Kernel, name: s
         f"{outcome.ename}: {outcome.evalue}"
     )
     assert seen.growth < 384 * MIB  # libzmq cannot be told of a limit: it is noticed and ended
-    assert seen.slowest_answer < ANSWER_SECONDS
+    assert seen.in_time, seen.slowest_answer
     assert outcome.status == "error"
     assert kernel.run("keep").result == "42"
+
+
+def test_a_message_without_end_that_a_thread_sends_between_cells_does_not_either(
+    kernel: Kernel,
+) -> None:
+    assert kernel.run(KIT).status == "ok"
+    assert kernel.run("keep = 42").status == "ok"
+    send = ENDLESS["frames_without_end"].removeprefix("deaf(); ")
+    with watched(kernel) as seen:
+        left = f"import threading\ndef left(): {send}\nthreading.Timer(0.5, left).start()"
+        assert kernel.run(left).status == "ok"
+        sender = kernel.kernel_process.inner_pid
+        eventually(
+            lambda: sender not in [each.inner_pid for each in kernel.processes()],
+            what="the end of who sends",
+        )
+        outcome = kernel.run("keep")
+    print(f"wrapper +{size(seen.growth)}, answers within {seen.slowest_answer:.3f} s")
+    assert "left running sent more than the wrapper can hold" in outcome.text("stderr")
+    assert outcome.result == "42"
 
 
 @pytest.mark.xfail(reason="libzmq queues 1000 messages of any size per subscriber", strict=True)
@@ -470,5 +497,5 @@ def test_a_subscriber_that_never_reads_does_not_fill_the_wrapper(kernel: Kernel)
                 )
                 assert outcome.status == "ok"
         print(f"wrapper +{size(seen.growth)}")
-        assert seen.slowest_answer < ANSWER_SECONDS
+        assert seen.in_time, seen.slowest_answer
         assert seen.growth < WRAPPER_GROWTH

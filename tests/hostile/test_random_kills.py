@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
 import random
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kernel import Kernel, Outcome, running_kernel
+from tests.kernel import Kernel, Outcome, repetitions
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.every_level, pytest.mark.slow]
 
 KILLS = 200
 SEED = 20261116
@@ -25,7 +23,7 @@ CELL_SECONDS = (0.02, 0.06)
 LATEST_SECONDS = 0.07
 
 SETUP = """
-import collections, decimal, hashlib, io, os, pickle, random, time
+import collections, decimal, hashlib, io, os, pickle, random, signal, time
 import numpy
 
 class Account:
@@ -88,54 +86,57 @@ def fingerprint(kernel: Kernel) -> dict[str, str]:
     return ast.literal_eval(answer["user_expressions"]["it"]["data"]["text/plain"])
 
 
-def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
 def run_and_kill(kernel: Kernel, seconds: float, delay: float) -> Outcome:
     """Run a cell that takes ``seconds``; its process is killed ``delay`` after it was sent."""
-    killing = threading.Timer(delay, kill, (kernel.kernel_pid,))
-    cell = kernel.client.execute(f"mutate({seconds})\n'done'")
-    killing.start()
-    outcome = kernel.outcome_of(cell)
-    killing.cancel()
-    killing.join()
+    code = f"mutate({seconds})\n'done'"
+    if kernel.level == "gvisor":
+        # No signal of the host's reaches its processes one by one. An alarm that nobody handles ends
+        # one as suddenly, in the middle of anything, and so late after the cell has begun.
+        code = f"signal.setitimer(signal.ITIMER_REAL, {delay})\n{code}"
+        outcome = kernel.outcome_of(kernel.client.execute(code))
+    else:
+        killing = threading.Timer(delay, kernel.kill, (kernel.kernel_process,))
+        cell = kernel.client.execute(code)
+        killing.start()
+        outcome = kernel.outcome_of(cell)
+        killing.cancel()
+        killing.join()
     if outcome.status == "ok":
         # It may have been killed all the same, just after: then it is this that is lost.
         ask_for_fingerprint(kernel)
     return outcome
 
 
-def test_a_process_killed_in_mid_cell_leaves_the_state_before_the_cell(tmp_path: Path) -> None:
+def test_a_process_killed_in_mid_cell_leaves_the_state_before_the_cell(
+    kernel: Kernel, level: str
+) -> None:
     moments = random.Random(SEED)
-    with running_kernel(cwd=tmp_path) as kernel:
-        assert kernel.run(SETUP).status == "ok"
-        # The control: what is compared is what cells change.
-        untouched = fingerprint(kernel)
-        assert fingerprint(kernel) == untouched
-        assert kernel.run("mutate(0.02)").status == "ok"
-        before = fingerprint(kernel)
-        assert before != untouched
+    assert kernel.run(SETUP).status == "ok"
+    # The control: what is compared is what cells change.
+    untouched = fingerprint(kernel)
+    assert fingerprint(kernel) == untouched
+    assert kernel.run("mutate(0.02)").status == "ok"
+    before = fingerprint(kernel)
+    assert before != untouched
 
-        wrapper = kernel.wrapper_pid
-        killed = finished = 0
-        while killed < KILLS:
-            seconds, delay = moments.uniform(*CELL_SECONDS), moments.uniform(0, LATEST_SECONDS)
-            about = f"seed {SEED}, cell {killed + finished}: {seconds=:.4f}, {delay=:.4f}"
-            outcome = run_and_kill(kernel, seconds, delay)
-            after = fingerprint(kernel)
-            if outcome.status == "ok":
-                finished += 1
-                assert finished <= KILLS, about
-                before = after
-                continue
-            killed += 1
-            assert outcome.ename == "SandboxLost", f"{about}: {outcome.evalue}"
-            assert outcome.receipt["state"] == "rolled_back", f"{about}: {outcome.evalue}"
-            changed = [part for part in before if after[part] != before[part]]
-            assert changed == [], f"{about}: {outcome.evalue}"
-        assert kernel.wrapper_pid == wrapper
+    wrapper, kills = kernel.wrapper_pid, repetitions(level, KILLS)
+    killed = finished = 0
+    while killed < kills:
+        seconds, delay = moments.uniform(*CELL_SECONDS), moments.uniform(0, LATEST_SECONDS)
+        about = f"seed {SEED}, cell {killed + finished}: {seconds=:.4f}, {delay=:.4f}"
+        outcome = run_and_kill(kernel, seconds, delay)
+        after = fingerprint(kernel)
+        if outcome.status == "ok":
+            finished += 1
+            assert finished <= kills, about
+            before = after
+            continue
+        killed += 1
+        assert outcome.ename == "SandboxLost", f"{about}: {outcome.evalue}"
+        assert outcome.receipt["state"] == "rolled_back", f"{about}: {outcome.evalue}"
+        changed = [part for part in before if after[part] != before[part]]
+        assert changed == [], f"{about}: {outcome.evalue}"
+    assert kernel.wrapper_pid == wrapper
     print(f"{killed} of {killed} killed cells undone, {finished} more had finished before")
 
 
@@ -149,7 +150,7 @@ def test_a_fork_that_a_cell_leaves_is_not_taken_for_the_kernel(kernel: Kernel) -
         cell = kernel.client.execute("time.sleep(60)")
         while kernel.client.get_iopub_msg(timeout=30)["msg_type"] != "execute_input":
             pass
-        kill(kernel.kernel_pid)
+        kernel.kill(kernel.kernel_process)
         assert kernel.reply_to(cell)["content"]["ename"] == "SandboxLost"
         assert kernel.value("child") != 0
 
@@ -159,13 +160,13 @@ def test_a_cell_that_is_said_to_be_undone_is_undone(kernel: Kernel) -> None:
     assert kernel.run("import time\nnumber = -1").status == "ok"
     expected = -1
     for number in range(3):
-        victim = kernel.kernel_pid
+        victim = kernel.kernel_process
         cell = kernel.client.execute(f"time.sleep(0.2); number = {number}")
         while kernel.client.get_iopub_msg(timeout=30)["msg_type"] != "execute_input":
             pass
         os.kill(kernel.wrapper_pid, signal.SIGSTOP)
         time.sleep(0.5)  # the cell ends, and a checkpoint is made
-        kill(victim)
+        kernel.kill(victim)
         time.sleep(0.1)
         os.kill(kernel.wrapper_pid, signal.SIGCONT)
         reply = kernel.reply_to(cell)
@@ -175,14 +176,14 @@ def test_a_cell_that_is_said_to_be_undone_is_undone(kernel: Kernel) -> None:
 
 
 def test_a_process_killed_between_cells_is_not_said_to_have_kept_what_it_has_not(
-    kernel: Kernel,
+    kernel: Kernel, level: str
 ) -> None:
     """The checkpoint of a cell is made after its end: a kill may come before it."""
     assert kernel.run("number = -1").status == "ok"
-    for number in range(20):
-        victim = kernel.kernel_pid
+    for number in range(repetitions(level, 20)):
+        victim = kernel.kernel_process
         assert kernel.run(f"number = {number}").status == "ok"
-        kill(victim)
+        kernel.kill(victim)
         next_one = kernel.run("number")
         said = f"{next_one.evalue} {next_one.text('stderr')}"
         found = next_one.result if next_one.status == "ok" else kernel.run("number").result

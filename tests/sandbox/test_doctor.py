@@ -8,8 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,13 @@ import pytest
 
 from sandbox_kernel.isolation import probe
 from sandbox_kernel.isolation.descent import STAGE
-from sandbox_kernel.limits.cgroup import PREFIX, find_places
-from tests.kernel import running_kernel
-from tests.sandbox.test_ordinary_user import REPOSITORY, UID, reachable
+from sandbox_kernel.limits.cgroup_places import PREFIX, find_places
+from tests.kernel import IMAGE, isolation, running_kernel
+from tests.sandbox.ordinary_user import REPOSITORY, UID, reachable
 
 pytestmark = pytest.mark.process
 DOCTOR = (sys.executable, "-P", "-m", "sandbox_kernel", "doctor", "--json")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody else")
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="sandbox-user-"))
-    os.chown(path, UID, UID)
-    yield path
-    shutil.rmtree(path)
 
 
 def examined(
@@ -71,6 +62,28 @@ def test_what_it_says_of_default_is_what_a_kernel_gets(tmp_path: Path) -> None:
         assert cell.result == "2"
         receipt = cell.reply["metadata"]["sandbox"]
     assert receipt["isolation"]["level"] == default["level"]
+
+
+@pytest.mark.container
+@pytest.mark.parametrize("image", [IMAGE, "no-such-image", f"{IMAGE}@sha256:{'0' * 64}"])
+def test_what_it_says_of_a_policy_with_an_image_of_its_own_is_what_a_kernel_gets(
+    tmp_path: Path, image: str
+) -> None:
+    policies = tmp_path / "sandbox-kernel" / "policies"
+    policies.mkdir(parents=True)
+    (policies / "mine.yaml").write_text(isolation("container", image=image))
+    (policies / "mine.yaml").chmod(0o600)
+    env = {"XDG_CONFIG_HOME": str(tmp_path), "SANDBOX_KERNEL_POLICY": "mine"}
+    _, report = examined(env={**os.environ, **env})
+    (mine,) = [policy for policy in report["policies"] if policy["policy"] == "mine"]
+    with running_kernel(cwd=tmp_path, env=env) as kernel:
+        cell = kernel.run("1 + 1")
+    if mine["level"] is None:
+        assert cell.ename == "SandboxUnavailable"
+        assert mine["fix"]
+    else:
+        assert cell.receipt["isolation"]["level"] == mine["level"] == "container"
+    assert (mine["level"] is not None) == (image == IMAGE)
 
 
 def test_it_leaves_nothing_behind(state_home: Path) -> None:

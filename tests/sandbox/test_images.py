@@ -161,6 +161,19 @@ def test_an_image_of_the_same_inputs_is_not_built_again(
     assert stages == ["looking for the base"]
 
 
+def test_an_image_that_was_built_on_top_is_not_taken_for_the_one_below(
+    client: APIClient, minimal: ImageRecord, tag: str
+) -> None:
+    """It has the labels of what it is built on, and is newer."""
+    recipe = f"FROM {minimal.tag}\nENV EVIL=1\n"
+    list(client.build(fileobj=io.BytesIO(recipe.encode()), tag=tag, rm=True, decode=True))
+    child = client.inspect_image(tag)
+    labels = client.inspect_image(minimal.id)["Config"]["Labels"]
+    assert child["Config"]["Labels"] == labels, "the control"
+    assert image_id(child) != minimal.id
+    assert build_image(client, MINIMAL, nothing).id == minimal.id
+
+
 def test_the_command_prints_the_id_alone_and_records_it(
     client: APIClient, minimal: ImageRecord, tag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,14 +7,13 @@ import pwd
 import secrets
 import socket
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.kernel import Kernel, running_kernel
+from tests.kernel import Kernel, inside, outside, running_kernel
 
 pytestmark = pytest.mark.process
 
@@ -24,20 +23,6 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     os.environ["SANDBOX_KERNEL_HOME"] = str(tmp_path_factory.mktemp("state"))
     with running_kernel(cwd=tmp_path_factory.mktemp("notebooks")) as kernel:
         yield kernel
-
-
-def outside(code: str) -> str:
-    """The control: the same code in a plain interpreter on the host."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
-    )
-    return done.stdout
-
-
-def inside(kernel: Kernel, code: str) -> str:
-    outcome = kernel.run(code)
-    assert outcome.status == "ok", (outcome.ename, outcome.evalue)
-    return outcome.text()
 
 
 def test_no_connection_reaches_the_host(sandbox: Kernel) -> None:
@@ -240,6 +225,16 @@ def test_every_namespace_is_its_own(sandbox: Kernel) -> None:
             assert str(Path(f"/proc/{sandbox.kernel_pid}/ns/{kind}").readlink()) == namespace
 
 
+@pytest.mark.every_level(always=True)
+def test_a_variable_that_the_policy_names_enters_and_no_other(tmp_path: Path, level: str) -> None:
+    given = {"WANTED": "some value", "OTHER": "secret"}
+    policy = "environment: {pass: [WANTED, ABSENT]}"
+    with running_kernel(cwd=tmp_path, level=level, policy=policy, env=given) as kernel:
+        names = "{n: os.environ.get(n) for n in ('WANTED', 'OTHER', 'ABSENT')}"
+        found = kernel.run(f"import os\n{names}").result
+        assert found == "{'WANTED': 'some value', 'OTHER': None, 'ABSENT': None}"
+
+
 def test_secrets_in_the_environment_do_not_enter(tmp_path: Path) -> None:
     canaries = {f"CANARY_{n}_TOKEN": secrets.token_hex(12) for n in range(200)}
     with running_kernel(cwd=tmp_path, env=canaries) as kernel:
@@ -336,7 +331,7 @@ def test_the_run_directory_is_read_only_and_holds_no_other_kernel(sandbox: Kerne
     code = textwrap.dedent("""
         import os
         try:
-            open("/run/sandbox/boot.py", "a")
+            open("/run/sandbox/inner/boot.py", "a")
             print("writable")
         except OSError as error:
             print(error.strerror)

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jupyter_client.connect import write_connection_file
 
 from sandbox_kernel.limits.meter import process_tree
-from tests.kernel import Kernel, eventually, is_running, running_kernel
+from tests.kernel import Kernel, containers_of, eventually, is_running, running_kernel
+from tests.ports import connection_file
 
 pytestmark = pytest.mark.process
 
@@ -38,11 +38,27 @@ def processes_about(path: Path) -> list[int]:
     return found
 
 
-def mounts() -> list[str]:
-    """All but those of containers, which come and go as they like."""
+def processes_of(kernel: Kernel) -> list[int]:
+    """The host's pids of all that belongs to a sandbox: under gVisor, those of its second kernel."""
+    roots = [kernel.wrapper_pid]
+    if kernel.level != "process":
+        roots += [about["State"]["Pid"] for about in containers_of(kernel.wrapper_pid)]
+    pids = {pid for root in roots for pid in process_tree(root)}
+    return sorted(pids - {kernel.wrapper_pid})
+
+
+def sandbox_of(kernel: Kernel) -> int | str | None:
+    """What names a sandbox until its end: the host's pid of its supervisor, or its container's id."""
+    if kernel.level == "process":
+        return next((pid for pid, inner in kernel.sandboxed_pids().items() if inner == 1), None)
+    running = [each for each in containers_of(kernel.wrapper_pid) if each["State"]["Running"]]
+    return running[0]["Id"] if running else None
+
+
+def mounts_about(*paths: Path) -> list[str]:
+    """The host's mounts of these folders, or on them; other tests' come and go."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    engines = ("/overlay", "/containers/", "/netns/", "/runtime")
-    return [line for line in lines if not any(word in line.split()[4] for word in engines)]
+    return [line for line in lines if any(str(path) in line for path in paths)]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +72,7 @@ def mounts() -> list[str]:
     ],
     ids=["exits", "kills_itself", "segfaults", "aborts", "gets_a_real_time_signal"],
 )
+@pytest.mark.every_level
 def test_a_cell_that_ends_its_kernel_gets_an_error_and_the_variables_stay(
     kernel: Kernel, how: str
 ) -> None:
@@ -72,6 +89,7 @@ def test_a_cell_that_ends_its_kernel_gets_an_error_and_the_variables_stay(
     assert kernel.manager.is_alive()
 
 
+@pytest.mark.every_level
 def test_a_cell_that_kills_the_checkpoint_too_loses_the_variables_and_is_told(
     kernel: Kernel,
 ) -> None:
@@ -82,18 +100,20 @@ def test_a_cell_that_kills_the_checkpoint_too_loses_the_variables_and_is_told(
     assert kernel.run("'precious' in globals()").result == "False"
 
 
+@pytest.mark.every_level
 def test_a_kernel_killed_from_outside_in_mid_cell_aborts_the_queue(kernel: Kernel) -> None:
     client = kernel.client
     running = client.execute("print('started', flush=True); import time; time.sleep(600)")
     queued = [client.execute(f"print({n})") for n in range(3)]
     while client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
         pass
-    os.kill(kernel.kernel_pid, signal.SIGKILL)
+    kernel.kill(kernel.kernel_process)
     replies = [kernel.reply_to(msg_id) for msg_id in (running, *queued)]
     assert [reply["content"]["status"] for reply in replies] == ["error", *["aborted"] * 3]
     assert kernel.run("40 + 2").result == "42"
 
 
+@pytest.mark.every_level(fresh=True)
 def test_cells_behind_a_lost_one_run_if_it_was_not_to_stop_them(kernel: Kernel) -> None:
     """As with a cell tagged raises-exception in a "Run all"."""
     lost = kernel.client.execute("import os; os._exit(1)", stop_on_error=False)
@@ -103,6 +123,7 @@ def test_cells_behind_a_lost_one_run_if_it_was_not_to_stop_them(kernel: Kernel) 
     assert kernel.reply_to(behind)["content"]["status"] == "ok"
 
 
+@pytest.mark.every_level
 def test_a_replacement_is_not_announced_as_a_start(kernel: Kernel) -> None:
     """JupyterLab sends nothing more to a kernel that says it is starting."""
     client = kernel.client
@@ -121,22 +142,18 @@ def test_a_replacement_is_not_announced_as_a_start(kernel: Kernel) -> None:
     assert {"execution_state": "starting"} not in states
 
 
+@pytest.mark.every_level
 def test_exit_between_cells_is_told_with_the_next_one(kernel: Kernel) -> None:
-    def supervisor() -> int | None:
-        return next((pid for pid, inner in kernel.sandboxed_pids().items() if inner == 1), None)
-
-    before = supervisor()
+    before = sandbox_of(kernel)
     assert kernel.run("exit()").status == "ok"
-    eventually(
-        lambda: supervisor() not in (before, None),
-        what="a new sandbox",
-    )
+    eventually(lambda: sandbox_of(kernel) not in (before, None), what="a new sandbox")
     after = kernel.run("1 + 1")
     assert after.result == "2"
     assert "variables of this notebook are gone" in after.text("stderr")
     assert kernel.run("2 + 2").text("stderr") == ""
 
 
+@pytest.mark.every_level
 def test_requests_outstanding_when_the_kernel_dies_are_answered_by_the_next(kernel: Kernel) -> None:
     client = kernel.client
     cell = client.execute("import os, time; time.sleep(0.5); os._exit(1)")
@@ -145,6 +162,7 @@ def test_requests_outstanding_when_the_kernel_dies_are_answered_by_the_next(kern
     assert kernel.reply_to(asked)["msg_type"] == "is_complete_reply"
 
 
+@pytest.mark.every_level
 def test_a_busy_kernel_says_at_once_what_it_is(kernel: Kernel) -> None:
     client = kernel.client
     cell = client.execute("input()", allow_stdin=True)
@@ -154,10 +172,9 @@ def test_a_busy_kernel_says_at_once_what_it_is(kernel: Kernel) -> None:
     assert kernel.reply_to(cell)["content"]["status"] == "ok"
 
 
-def test_a_question_that_ends_every_kernel_is_not_asked_for_ever(
-    tmp_path: Path, kernel: Kernel
-) -> None:
-    (tmp_path / "evil.py").write_text("import os; os._exit(1)")
+@pytest.mark.every_level
+def test_a_question_that_ends_every_kernel_is_not_asked_for_ever(kernel: Kernel) -> None:
+    (kernel.folder / "evil.py").write_text("import os; os._exit(1)")
     code = "from evil import "
     reply = kernel.client.complete(code, len(code), reply=True, timeout=60)
     assert reply["content"]["ename"] == "SandboxLost"
@@ -184,6 +201,7 @@ def test_a_strict_umask_is_no_obstacle(tmp_path: Path) -> None:
         os.umask(before)
 
 
+@pytest.mark.every_level(fresh=True)
 def test_replacements_leave_nothing_in_the_wrapper(
     kernel: Kernel, run_directories: Listing
 ) -> None:
@@ -201,9 +219,10 @@ def test_replacements_leave_nothing_in_the_wrapper(
     assert len(list(run_directories()[0].iterdir())) == 1
 
 
+@pytest.mark.every_level(fresh=True)
 def test_restart_gives_a_fresh_sandbox(kernel: Kernel, run_directories: Listing) -> None:
     kernel.run("stale = 1")
-    old = kernel.sandboxed_pids()
+    old = processes_of(kernel)
     kernel.manager.restart_kernel()
     kernel.client.wait_for_ready(timeout=60)
     assert kernel.run("'stale' in globals()").result == "False"
@@ -211,10 +230,11 @@ def test_restart_gives_a_fresh_sandbox(kernel: Kernel, run_directories: Listing)
     assert len(run_directories()) == 1
 
 
+@pytest.mark.every_level(fresh=True)
 def test_sigterm_ends_wrapper_and_sandbox_and_leaves_nothing(
     kernel: Kernel, run_directories: Listing, state_home: Path
 ) -> None:
-    pids = list(process_tree(kernel.wrapper_pid))
+    pids = [kernel.wrapper_pid, *processes_of(kernel)]
     kernel.manager.provisioner.process.terminate()
     assert kernel.manager.provisioner.process.wait(timeout=10) == 0
     eventually(lambda: not any(map(is_running, pids)), what=f"{pids}")
@@ -222,6 +242,7 @@ def test_sigterm_ends_wrapper_and_sandbox_and_leaves_nothing(
     assert processes_about(state_home) == []
 
 
+@pytest.mark.every_level
 def test_sigint_to_the_wrapper_interrupts_the_cell(kernel: Kernel) -> None:
     client = kernel.client
     cell = client.execute("print('started', flush=True); import time; time.sleep(600)")
@@ -271,7 +292,6 @@ def test_the_wrapper_dies_with_its_parent(tmp_path: Path, state_home: Path) -> N
 def test_a_hundred_starts_and_stops_leave_nothing_behind(
     tmp_path: Path, state_home: Path, run_directories: Listing, part: int
 ) -> None:
-    mounted = mounts()
     for _ in range(20):
         with running_kernel(cwd=tmp_path) as kernel:
             assert kernel.run("1 + 1").result == "2"
@@ -279,7 +299,7 @@ def test_a_hundred_starts_and_stops_leave_nothing_behind(
         assert run_directories() == []
         eventually(lambda pids=pids: not any(map(is_running, pids)), what=f"{pids}")
     assert processes_about(state_home) == []
-    assert mounts() == mounted
+    assert mounts_about(tmp_path, state_home) == []
 
 
 @pytest.mark.slow
@@ -288,13 +308,11 @@ def test_a_wrapper_killed_at_any_moment_leaves_nothing_behind(
     tmp_path: Path, state_home: Path, run_directories: Listing, seed: int
 ) -> None:
     moments = random.Random(seed)
-    mounted = mounts()
     for number in range(10):
-        connection_file, _ = write_connection_file(
-            str(tmp_path / f"kernel-{number}.json"), key=b"k"
-        )
+        file = tmp_path / f"kernel-{number}.json"
+        connection_file(file, key=b"k")
         with subprocess.Popen(
-            [sys.executable, "-m", "sandbox_kernel", "launch", "-f", connection_file],
+            [sys.executable, "-m", "sandbox_kernel", "launch", "-f", str(file)],
             cwd=tmp_path,
             stderr=subprocess.DEVNULL,
         ) as wrapper:
@@ -305,7 +323,7 @@ def test_a_wrapper_killed_at_any_moment_leaves_nothing_behind(
         eventually(lambda pids=pids: not any(map(is_running, pids)), what=f"seed {seed}: {pids}")
     eventually(lambda: processes_about(state_home) == [], what="processes about the state home")
     eventually(lambda: run_directories() == [], what="run directories")
-    assert mounts() == mounted
+    assert mounts_about(tmp_path, state_home) == []
 
 
 def test_what_a_power_cut_left_is_cleared_at_the_next_start(
@@ -331,6 +349,7 @@ def test_a_state_directory_with_a_long_name_is_no_obstacle(
         assert kernel.run("1 + 1").result == "2"
 
 
+@pytest.mark.every_level
 def test_usage_is_measured_from_outside(kernel: Kernel) -> None:
     def usage() -> dict[str, object]:
         message = kernel.client.session.msg("usage_request", {})

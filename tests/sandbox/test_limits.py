@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.kernel import TIMEOUT, Kernel, Outcome, running_kernel
+from tests.kernel import TIMEOUT, Kernel, Outcome, at, running_kernel
+from tests.lender import Lender
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.every_level
 
 MIB = 1 << 20
 Run = Callable[[str], Outcome]
@@ -45,19 +46,38 @@ def as_yaml(limits: dict[str, Any], section: str = "limits") -> str:
     return "".join([f"{section}:\n", *(f"  {name}: {value}\n" for name, value in limits.items())])
 
 
-@pytest.fixture(params=["policy", "metadata"])
-def limited(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """A kernel whose cells have these limits: by its policy, or because the client asks for them."""
+def in_either_way(gvisor: str | None = None) -> pytest.MarkDecorator:
+    """Limits come from the policy, or because the client asks for them.
+
+    That is the wrapper's affair: for the other levels one way will do. ``gvisor``: what cannot be there.
+    """
+    parameters = [
+        at("process", "policy"),
+        at("process", "metadata"),
+        at("container", "metadata"),
+        at("gvisor", "metadata", exception=gvisor),
+    ]
+    return pytest.mark.parametrize(("level", "limits_by"), parameters, scope="module")
+
+
+@pytest.fixture
+def limited(limits_by: str, level: str, tmp_path: Path, lender: Lender) -> Any:
+    """A kernel whose cells have these limits."""
 
     @contextmanager
     def run_with(limits: dict[str, Any]) -> Iterator[tuple[Kernel, Run]]:
-        policy = as_yaml(limits) if request.param == "policy" else None
-        with running_kernel(cwd=tmp_path, policy=policy) as kernel:
+        by_policy = limits_by == "policy"
+        if level == "process":
+            policy = as_yaml(limits) if by_policy else None
+            running = running_kernel(cwd=tmp_path, policy=policy)
+        else:
+            running = lender.lend()
+        with running as kernel:
             assert kernel.run("keep = 42\nimport time").status == "ok"
-            if policy is None:
-                yield kernel, lambda code: kernel.run_within(limits, code)
-            else:
+            if by_policy:
                 yield kernel, lambda code: kernel.outcome_of(kernel.client.execute(code))
+            else:
+                yield kernel, lambda code: kernel.run_within(limits, code)
 
     return run_with
 
@@ -112,6 +132,7 @@ def expect_state(kernel: Kernel, outcome: Outcome) -> None:
         "sandbox_memory",
     ],
 )
+@in_either_way()
 def test_a_cell_that_uses_too_much_is_stopped_and_told(
     limited: Any, limits: dict[str, Any], code: str, told: tuple[str, str, str]
 ) -> None:
@@ -125,6 +146,21 @@ def test_a_cell_that_uses_too_much_is_stopped_and_told(
         assert kernel.cell_pids() == set()
 
 
+def test_threads_that_a_stopped_cell_has_started_do_not_go_on(kernel: Kernel) -> None:
+    """They cannot be ended but with their process, though the cell itself stops when told."""
+    assert kernel.run("keep = 42\nimport time").status == "ok"
+    threads = kernel.kernel_process.threads
+    start = (
+        "import threading\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    outcome = kernel.run_within({"wall": "700ms"}, start + SLEEP)
+    expect_told(outcome, "CellTimeout", "wall", "timeout")
+    assert outcome.receipt["state"] == "rolled_back"
+    expect_state(kernel, outcome)
+    assert kernel.kernel_process.threads <= threads
+
+
+@in_either_way(gvisor="gVisor does not hold RLIMIT_DATA: the wrapper stops the cell")
 def test_memory_beyond_the_limit_is_refused_to_python_first(limited: Any) -> None:
     """Nothing is stopped and nothing is lost: the cell can catch it."""
     with limited({"memory": "64MiB"}) as (kernel, run):
@@ -136,11 +172,13 @@ def test_memory_beyond_the_limit_is_refused_to_python_first(limited: Any) -> Non
         expect_state(kernel, outcome)
 
 
+@in_either_way()
 def test_time_that_passes_is_no_cpu_time(limited: Any) -> None:
     with limited({"cpu": "500ms"}) as (_, run):
         assert run("time.sleep(1.5); 'rested'").result == "'rested'"
 
 
+@in_either_way()
 def test_cells_within_their_limits_are_not_stopped_for_those_before(limited: Any) -> None:
     """Limits are a cell's own: neither the time nor the memory of earlier cells counts."""
     with limited({"cpu": "1s", "memory": "128MiB"}) as (_, run):
@@ -155,6 +193,7 @@ def test_cells_within_their_limits_are_not_stopped_for_those_before(limited: Any
 # -- processes and files: refused inside, nothing is stopped ---------------------------------------
 
 
+@in_either_way()
 def test_too_many_processes_are_an_error_inside_and_nothing_more(limited: Any) -> None:
     with limited({"processes": 20}) as (kernel, run):
         outcome = run(
@@ -173,6 +212,7 @@ def test_too_many_processes_are_an_error_inside_and_nothing_more(limited: Any) -
         assert kernel.run("keep").result == "42"
 
 
+@in_either_way()
 def test_too_many_threads_are_an_error_inside_and_nothing_more(limited: Any) -> None:
     with limited({"processes": 20}) as (kernel, run):
         outcome = run(
@@ -191,6 +231,45 @@ def test_too_many_threads_are_an_error_inside_and_nothing_more(limited: Any) -> 
         assert kernel.run("keep").result == "42"
 
 
+@pytest.mark.every_level
+def test_a_cell_cannot_lift_the_limit_on_processes(kernel: Kernel) -> None:
+    """It fails beyond the policy's, and the sandbox lives on with its variables."""
+    assert kernel.run("keep = 42").status == "ok"
+    outcome = kernel.run(
+        "import resource, subprocess\nchildren = []\n"
+        "try: resource.setrlimit(resource.RLIMIT_NPROC, (-1, -1))\n"
+        "except (OSError, ValueError): pass\n"
+        "try:\n"
+        "    for _ in range(600): children.append(subprocess.Popen(['sleep', '60']))\n"
+        "except OSError as error: print(error.errno)\n"
+        "for child in children: child.kill()\n"
+        "for child in children: child.wait()\n"
+        "print(len(children))"
+    )
+    assert outcome.status == "ok", outcome.evalue
+    failed, count = map(int, outcome.text().split())
+    assert failed == errno.EAGAIN
+    assert 100 < count < 256 + 64
+    assert kernel.run("keep").result == "42"
+
+
+@pytest.mark.every_level(gvisor="its own threads cannot be told from those of cells")
+def test_a_cell_that_lifts_its_own_limit_on_processes_is_stopped(kernel: Kernel) -> None:
+    assert kernel.run("keep = 42").status == "ok"
+    outcome = kernel.run_within(
+        {"processes": 20, "grace": "500ms"},
+        "import resource, subprocess, time\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NPROC)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))\n"
+        "children = [subprocess.Popen(['sleep', '60']) for _ in range(150)]\n"
+        "time.sleep(60)",
+    )
+    expect_told(outcome, "CellLimitExceeded", "processes", "error")
+    assert kernel.cell_pids() == set()
+    assert kernel.run("keep").result == "42"
+
+
+@in_either_way()
 def test_too_large_a_file_is_an_error_inside_and_nothing_more(limited: Any) -> None:
     with limited({"file_size": "1MiB"}) as (kernel, run):
         outcome = run(
@@ -218,6 +297,7 @@ def test_too_large_a_file_is_an_error_inside_and_nothing_more(limited: Any) -> N
     ],
     ids=["text", "no_text", "output", "output_but_not_text", "messages"],
 )
+@in_either_way()
 def test_a_cell_that_shows_too_much_is_stopped_and_told(
     limited: Any, limits: dict[str, Any], code: str, limit: str
 ) -> None:
@@ -239,7 +319,7 @@ def test_a_cell_that_shows_too_much_is_stopped_and_told(
 @pytest.mark.parametrize(
     ("budget", "code", "ename", "limit", "result"),
     [
-        ({"wall": "2s"}, "import time; time.sleep({})", "CellTimeout", "budget_wall", "timeout"),
+        ({"wall": "4s"}, "import time; time.sleep({})", "CellTimeout", "budget_wall", "timeout"),
         (
             {"cpu": "1500ms"},
             "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass",
@@ -251,9 +331,15 @@ def test_a_cell_that_shows_too_much_is_stopped_and_told(
     ids=["wall", "cpu"],
 )
 def test_a_budget_stops_the_cell_that_uses_it_up_and_refuses_the_next(
-    tmp_path: Path, budget: dict[str, str], code: str, ename: str, limit: str, result: str
+    tmp_path: Path,
+    level: str,
+    budget: dict[str, str],
+    code: str,
+    ename: str,
+    limit: str,
+    result: str,
 ) -> None:
-    with running_kernel(cwd=tmp_path, policy=as_yaml(budget, "budget")) as kernel:
+    with running_kernel(cwd=tmp_path, level=level, policy=as_yaml(budget, "budget")) as kernel:
         assert kernel.run(f"keep = 42\n{code.format(1)}").status == "ok"
         stopped = kernel.run(f"reached = 1\n{code.format(30)}")
         expect_told(stopped, ename, limit, result)
@@ -309,6 +395,14 @@ def test_the_wall_clock_pauses_while_the_cell_waits_for_input(kernel: Kernel) ->
     assert outcome.status == "ok", outcome.evalue
     assert outcome.text() == "blue yes\n"
     assert outcome.receipt["usage"]["wall_seconds"] < 1
+
+
+def test_after_an_interrupt_the_wall_clock_goes_on(kernel: Kernel) -> None:
+    code = f"try: input()\nexcept KeyboardInterrupt: pass\n{SLEEP}"
+    cell = begin(kernel, {"wall": "1s", "grace": "500ms"}, code)
+    kernel.client.get_stdin_msg(timeout=TIMEOUT)
+    kernel.manager.interrupt_kernel()
+    expect_told(kernel.outcome_of(cell), "CellTimeout", "wall", "timeout")
 
 
 def test_after_the_answer_the_wall_clock_goes_on(kernel: Kernel) -> None:
@@ -388,23 +482,28 @@ def test_the_wall_clock_pauses_at_a_breakpoint(kernel: Kernel) -> None:
 
 
 def test_cpu_time_is_counted_at_a_breakpoint(kernel: Kernel) -> None:
-    # No Python: debugpy would follow it there.
+    # No Python: debugpy would follow it there. It begins at the breakpoint, not on the way to it.
+    go = kernel.folder / "at-the-breakpoint"
+    script = f"until [ -e {go} ]; do sleep 0.1; done; while :; do :; done"
     code = (
-        "import subprocess\n"
-        "child = subprocess.Popen(['sh', '-c', 'while :; do :; done'])\n"
-        "stopped_here = 1"
+        f"import subprocess\nchild = subprocess.Popen(['sh', '-c', {script!r}])\nstopped_here = 1"
     )
     debugger = Debugger(kernel)
     debugger.attach(code, 3)
+    debuggers = kernel.cell_pids()  # they end with the kernel process, if that must be killed
     cell = begin(kernel, {"cpu": "4s", "grace": "500ms"}, code)
     debugger.await_stop()
+    go.touch()
     outcome = kernel.outcome_of(cell)
     expect_told(outcome, "CellCpuExceeded", "cpu", "cpu")
-    assert kernel.cell_pids() == set()
+    assert kernel.cell_pids() <= debuggers
     assert kernel.run("6 * 7").result == "42"
 
 
+@pytest.mark.every_level(fresh=True)  # no debugger has been here
 def test_a_cell_cannot_stop_its_own_clock_with_the_debuggers_words(kernel: Kernel) -> None:
+    # As JupyterLab asks when it opens a notebook.
+    Debugger(kernel).ask("debugInfo")
     code = (
         "import time\nkernel = get_ipython().kernel\n"
         "stopped = {'type': 'event', 'event': 'stopped', 'body': {'reason': 'breakpoint'}}\n"
@@ -447,10 +546,10 @@ def heard_error(kernel: Kernel) -> str:
 @pytest.mark.parametrize("deaf", [False, True], ids=["stops_when_told", "must_be_killed"])
 @pytest.mark.parametrize("kind", ["completion", "callback"])
 def test_code_that_is_no_cell_and_hangs_is_stopped_and_the_user_told(
-    tmp_path: Path, kind: str, deaf: bool
+    tmp_path: Path, level: str, kind: str, deaf: bool
 ) -> None:
     client_limits = as_yaml({"wall": "700ms", "grace": "300ms"})
-    with running_kernel(cwd=tmp_path, policy=client_limits) as kernel:
+    with running_kernel(cwd=tmp_path, level=level, policy=client_limits) as kernel:
         assert kernel.run(HANGING + (DEAF if deaf else "")).status == "ok"
         client = kernel.client
         if kind == "completion":

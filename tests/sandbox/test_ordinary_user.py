@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from sandbox_kernel.isolation.restricted import closed_to_others, python_paths
+from tests.sandbox.ordinary_user import REPOSITORY, UID, reachable
 
 pytestmark = [
     pytest.mark.process,
@@ -20,44 +20,30 @@ pytestmark = [
     ),
 ]
 
-UID = 54_321
-REPOSITORY = Path(__file__).parents[2]
 
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="sandbox-user-"))
-    os.chown(path, UID, UID)
-    yield path
-    shutil.rmtree(path)
-
-
-def reachable(paths: list[Path]) -> list[str]:
-    """bwrap arguments that let anybody reach `paths`, though they may lie in root's own folders."""
-    arguments, opened = [], set()
-    for path in paths:
-        closed = [parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001]
-        if not closed:
-            continue
-        if closed[0] not in opened:
-            opened.add(closed[0])
-            arguments += ["--perms", "0755", "--tmpfs", str(closed[0])]
-        for parent in reversed(path.parents):
-            if parent.is_relative_to(closed[0]) and parent != closed[0]:
-                arguments += ["--perms", "0755", "--dir", str(parent)]
-        arguments += ["--ro-bind", str(path), str(path)]
-    return arguments
-
-
-@pytest.mark.parametrize("suite", ["test_isolation", "test_working_directory", "test_lifecycle"])
+@pytest.mark.parametrize(
+    "suite", ["test_isolation", "test_working_directory", "test_lifecycle", "test_restricted"]
+)
 def test_the_guarantees_hold_for_an_ordinary_user(home: Path, suite: str) -> None:
+    user = ("--reuid", str(UID), "--regid", str(UID), "--clear-groups", "--inh-caps=-all")
+    run(suite, home, "setpriv", *user)
+
+
+@pytest.mark.skipif(
+    closed_to_others(python_paths()) is None, reason="the suite itself runs as root here"
+)
+def test_restricted_holds_for_root_where_others_can_use_its_python(home: Path) -> None:
+    run("test_restricted", home)
+
+
+def run(suite: str, home: Path, *prefix: str) -> None:
+    """Run a suite where everybody can reach this Python, as who ``prefix`` makes one."""
     paths = [Path(sys.base_prefix).resolve(), REPOSITORY]
     if not Path(sys.prefix).is_relative_to(REPOSITORY):
         paths.append(Path(sys.prefix))
     command = [
         *("bwrap", "--dev-bind", "/", "/", *reachable(paths)),
-        *("--chdir", str(REPOSITORY), "--"),
-        *("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups", "--inh-caps=-all"),
+        *("--chdir", str(REPOSITORY), "--", *prefix),
         *(sys.executable, "-m", "pytest", f"tests/sandbox/{suite}.py", "-m", "not slow"),
         *("-q", "-p", "no:cacheprovider", f"--basetemp={home / 'tmp'}"),
     ]
@@ -65,6 +51,8 @@ def test_the_guarantees_hold_for_an_ordinary_user(home: Path, suite: str) -> Non
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "PYTHONDONTWRITEBYTECODE": "1",
+        # Its ports are this worker's: see `tests.ports`.
+        "PYTEST_XDIST_WORKER": os.environ.get("PYTEST_XDIST_WORKER", "gw0"),
         "SANDBOX_KERNEL_REQUIRE": "process",
     }
     done = subprocess.run(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 
 from sandbox_kernel.relay.asking import LABEL
 from tests.kernel import TIMEOUT, Kernel, Outcome, eventually, running_kernel
+from tests.lender import Lender
 
 pytestmark = pytest.mark.process
 
@@ -31,8 +30,14 @@ ASKED = "import colorsys\nasked = 'ran'"
 
 
 @pytest.fixture
-def strict(tmp_path: Path) -> Iterator[Kernel]:
-    with running_kernel(cwd=tmp_path, policy=POLICY) as kernel:
+def strict(tmp_path: Path, level: str) -> Iterator[Kernel]:
+    with running_kernel(cwd=tmp_path, level=level, policy=POLICY) as kernel:
+        yield kernel
+
+
+@pytest.fixture
+def lent(lender: Lender) -> Iterator[Kernel]:
+    with lender.lend() as kernel:
         yield kernel
 
 
@@ -52,6 +57,7 @@ def answering(
 # -- denied ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_level
 def test_a_denied_cell_runs_nothing_and_costs_nothing(strict: Kernel) -> None:
     first = strict.run("before = 1")
     denied = strict.run(DENIED)
@@ -66,6 +72,35 @@ def test_a_denied_cell_runs_nothing_and_costs_nothing(strict: Kernel) -> None:
     after = strict.run("'made' in globals(), before")
     assert after.result == "(False, 1)"
     assert after.reply["content"]["execution_count"] == count
+
+
+EXPRESSION = "open('/tmp/witness', 'w').write('ran')"
+
+
+@pytest.mark.parametrize("code", [0, None, [], {}, False, 5], ids=repr)
+@pytest.mark.parametrize("channel", ["shell", "control"])
+def test_a_cell_whose_code_is_no_text_is_refused_with_its_expressions(
+    lent: Kernel, code: object, channel: str
+) -> None:
+    """IPython takes a false ``code`` for an empty cell, and evaluates what comes with it."""
+    client = lent.client
+    lent.run("import os; os.path.exists('/tmp/witness') and os.remove('/tmp/witness')")
+    content = {"code": code, "silent": False, "user_expressions": {"x": EXPRESSION}}
+    message = client.session.msg("execute_request", content)
+    getattr(client, f"{channel}_channel").send(message)
+    get = getattr(client, f"get_{channel}_msg")
+    while (reply := get(timeout=TIMEOUT))["parent_header"]["msg_id"] != message["header"]["msg_id"]:
+        pass
+    assert (reply["content"]["status"], reply["content"]["ename"]) == ("error", "PolicyViolation")
+    assert "is no text" in reply["content"]["evalue"]
+    assert lent.run("os.path.exists('/tmp/witness')").result == "False"
+
+
+def test_the_expressions_of_an_empty_cell_are_evaluated(lent: Kernel) -> None:
+    """The control: as text, the same is a cell like any other, judged with its expressions."""
+    outcome = lent.run("", user_expressions={"x": EXPRESSION})
+    assert outcome.status == "ok"
+    assert lent.run("import os; os.path.exists('/tmp/witness')").result == "True"
 
 
 def test_the_same_cell_runs_where_the_policy_allows_it(tmp_path: Path) -> None:
@@ -175,6 +210,7 @@ def test_anything_but_a_yes_is_a_no(strict: Kernel, answer: str) -> None:
     assert strict.run("'asked' in globals()").result == "False"
 
 
+@pytest.mark.every_level
 def test_always_is_remembered_for_the_rule_and_only_for_that(strict: Kernel) -> None:
     _, prompts = answering(strict, ASKED, "always")
     assert len(prompts) == 1
@@ -199,14 +235,21 @@ def test_an_interrupt_is_a_no(strict: Kernel) -> None:
     assert strict.run("1 + 1").result == "2"
 
 
+@pytest.mark.every_level
 def test_a_kernel_that_dies_while_the_user_thinks_still_runs_the_cell(strict: Kernel) -> None:
     assert strict.run("kept = 5").status == "ok"
     assert strict.run("kept").result == "5"
     cell = strict.client.execute(ASKED + "\nkept", allow_stdin=True)
     strict.client.get_stdin_msg(timeout=TIMEOUT)
-    victim = strict.kernel_pid
-    os.kill(victim, signal.SIGKILL)
-    eventually(lambda: strict.kernel_pid != victim, what="a checkpoint took over")
+    victim = strict.kernel_process
+    strict.kill(victim)
+
+    def awake() -> set[int]:
+        """There is nobody, for a moment."""
+        running = {each.inner_pid for each in strict.processes() if not each.is_checkpoint}
+        return running - {1, victim.inner_pid}
+
+    eventually(awake, what="a checkpoint took over")
     strict.client.input("y")
     outcome = strict.outcome_of(cell)
     assert outcome.receipt["verdict"] == "approved"

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import zmq
-from jupyter_client.connect import write_connection_file
 from jupyter_client.session import Session
 
 from tests.kernel import Kernel, running_kernel
+from tests.ports import connection_file
 
+# All of this is between the frontend and the wrapper: no sandbox has a part in it.
 pytestmark = pytest.mark.process
 
 
@@ -90,8 +91,9 @@ def test_a_replayed_cell_runs_once(kernel: Kernel, raw_shell: zmq.Socket[bytes])
 
 
 def test_drops_are_counted_in_the_log(tmp_path: Path) -> None:
-    path, info = write_connection_file(str(tmp_path / "kernel.json"), key=b"right")
-    command = [sys.executable, "-m", "sandbox_kernel", "launch", "-f", path]
+    path = tmp_path / "kernel.json"
+    info = connection_file(path, key=b"right")
+    command = [sys.executable, "-m", "sandbox_kernel", "launch", "-f", str(path)]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as wrapper:
         context = zmq.Context()
         shell, control = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
@@ -133,7 +135,7 @@ def test_drops_are_counted_in_the_log(tmp_path: Path) -> None:
 def test_a_bad_connection_file_is_named(tmp_path: Path, text: Any, named: str) -> None:
     path = tmp_path / "kernel.json"
     if isinstance(text, dict):
-        write_connection_file(str(path), key=b"k")
+        connection_file(path, key=b"k")
         path.write_text(json.dumps(json.loads(path.read_text()) | text))
     elif text is not None:
         path.write_text(text)

@@ -10,10 +10,10 @@ import pytest
 
 from tests.kernel import Kernel, Outcome
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.every_level
 
 FORGE = textwrap.dedent("""
-    import hashlib, hmac, json, threading, uuid
+    import hashlib, hmac, json, os, socket as sockets, stat, threading, uuid
     kernel = get_ipython().kernel
     connection = json.load(open("/run/sandbox/connection.json"))
     session = connection["sandbox"]["session"]
@@ -45,6 +45,16 @@ FORGE = textwrap.dedent("""
 
     def me():
         return kernel.get_parent()["header"]
+
+    def unix_streams():
+        # The descriptors of those to the wrapper, among others.
+        for name in os.listdir("/proc/self/fd"):
+            # Not that of the listing itself.
+            if os.path.exists(f"/proc/self/fd/{name}") and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with sockets.socket(fileno=os.dup(int(name))) as stream:
+                    kind = (stream.family, stream.type)
+                if kind == (sockets.AF_UNIX, sockets.SOCK_STREAM):
+                    yield int(name)
 """)
 
 
@@ -127,6 +137,21 @@ def test_a_reply_of_another_type_does_not_answer_a_request(hostile: Kernel) -> N
     assert reply["msg_type"] == "execute_reply"
 
 
+@pytest.mark.parametrize("ends", ["", "import os; os.kill(os.getpid(), 9)"], ids=["ok", "dies"])
+def test_an_idle_long_before_its_reply_does_not_cost_the_cell_the_reply(
+    hostile: Kernel, ends: str
+) -> None:
+    """Clients wait for it for ever. A busy machine, or a kernel that dies, can make it late too."""
+    idle = "on_iopub(frames('status', {'execution_state': 'idle'}, me()))"
+    cell = hostile.client.execute(f"{idle}\nimport time; time.sleep(1.5)\n{ends}")
+    reply = hostile.reply_to(cell)
+    assert reply["content"].get("ename") == ("SandboxLost" if ends else None)
+    receipt = reply["metadata"]["sandbox"]
+    assert receipt["state"] == ("rolled_back" if ends else "kept")
+    assert receipt["usage"]["wall_seconds"] > 1.5
+    assert hostile.run("1 + 1").result == "2"
+
+
 def test_kernel_info_cannot_be_taught_to_lie(hostile: Kernel) -> None:
     hostile.run(
         "kernel = get_ipython().kernel\n"
@@ -172,7 +197,7 @@ def test_a_frame_of_brackets_does_not_keep_the_wrapper_busy(hostile: Kernel) -> 
         assert client.get_control_msg(timeout=10)["msg_type"] == "usage_reply"
         waits.append(time.monotonic() - started)
     assert hostile.reply_to(cell)["content"]["ename"] == "CellOutputExceeded"
-    assert max(waits) < 2
+    assert max(waits) < (2 if hostile.level == "process" else 5)
     status = Path(f"/proc/{hostile.wrapper_pid}/status").read_text()
     peak = int(status.split("VmHWM:")[1].split()[0]) << 10
     assert peak < 700 << 20
@@ -192,23 +217,15 @@ def test_no_socket_is_left_to_connect_to(hostile: Kernel, name: str) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        "import os; [os.close(fd) for fd in sockets()]",
+        "[os.close(fd) for fd in unix_streams()]",
         "kernel.iopub_thread.socket.send(bytes(80 << 20))",
-        "import socket; [socket.socket(fileno=os.dup(fd)).sendall(os.urandom(4096)) for fd in sockets()]",
+        "[sockets.socket(fileno=os.dup(fd)).sendall(os.urandom(4096)) for fd in unix_streams()]",
     ],
     ids=["closes_its_sockets", "sends_a_giant_frame", "writes_garbage_on_them"],
 )
 def test_a_kernel_that_breaks_its_connections_is_replaced_and_the_user_told(
     hostile: Kernel, broken: str
 ) -> None:
-    hostile.run(
-        "import os, stat\n"
-        "def sockets():\n"
-        "    unix = {line.split()[6] for line in open('/proc/self/net/unix').readlines()[1:]}\n"
-        "    names = {fd: os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')\n"
-        "             if os.path.islink(f'/proc/self/fd/{fd}')}\n"
-        "    return [int(fd) for fd, name in names.items() if name[8:-1] in unix]"
-    )
     cell = hostile.client.execute(f"{broken}\nimport time; time.sleep(600)")
     reply = hostile.reply_to(cell)["content"]
     assert reply["ename"] == "SandboxLost"

@@ -50,7 +50,7 @@ SCHEMA = exactly(
         "type": "array",
         "minItems": 4,
         "maxItems": 4,
-        "items": exactly(level=LEVEL, available={"type": "boolean"}, why=TEXT),
+        "items": exactly(level=LEVEL, available={"type": "boolean"}, why=TEXT, about=TEXT),
     },
     policies={
         "type": "array",
@@ -60,6 +60,7 @@ SCHEMA = exactly(
             require={"anyOf": [LEVEL, {"type": "null"}]},
             level={"anyOf": [LEVEL, {"type": "null"}]},
             why=TEXT,
+            fix=TEXT_OR_NONE,
         ),
     },
 )

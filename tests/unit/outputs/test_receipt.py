@@ -9,10 +9,12 @@ from typing import get_args
 
 import pytest
 
+from sandbox_kernel.isolation.base import SandboxFacts
 from sandbox_kernel.outputs import receipt as module
 from sandbox_kernel.outputs.receipt import (
     METADATA_KEY,
     RECEIPT_MIME,
+    AuditState,
     Exceeded,
     Isolation,
     PolicyName,
@@ -124,6 +126,25 @@ def test_warnings_approvals_and_a_network_are_mentioned() -> None:
     )
 
 
+def test_what_a_level_lacks_is_said_and_nothing_where_it_lacks_nothing() -> None:
+    facts = SandboxFacts("gvisor", "docker runsc", "none", "/", limitations=("it is slow",))
+    limited = replace(RECEIPT, isolation=Isolation.of(facts))
+    assert limited.to_json()["isolation"]["limitations"] == ["it is slow"]
+    assert "weak" not in limited.line(), "it is no less protected"
+    weak = replace(RECEIPT, isolation=Isolation.of(facts._replace(not_protected=("signals",))))
+    assert weak.to_json()["isolation"]["not_protected"] == ["signals"]
+    assert "weak" in weak.line()
+    assert RECEIPT.to_json()["isolation"].keys() == {"level", "engine", "network"}
+
+
+@pytest.mark.parametrize("state", get_args(AuditState))
+def test_what_the_audit_log_lacks_is_said_and_nothing_else(state: AuditState) -> None:
+    lacking = replace(RECEIPT, audit=state)
+    assert lacking.to_json() == {**RECEIPT.to_json(), "audit": state}
+    assert lacking.line().startswith(f"{RECEIPT.line()} · ")
+    assert "the audit log" in lacking.line()
+
+
 @pytest.mark.parametrize("outcome", get_args(Outcome))
 @pytest.mark.parametrize("state", get_args(State))
 def test_every_outcome_and_state_has_one_line_without_gaps(outcome: Outcome, state: State) -> None:
@@ -138,7 +159,7 @@ def test_the_receipt_can_be_saved_in_a_notebook(receipt: Receipt) -> None:
     import nbformat  # seconds, because of a validator's grammar: only where it is needed
     from nbformat.v4 import new_code_cell, new_notebook, output_from_msg
 
-    content = display_content(receipt)
+    content = display_content(receipt, receipt.to_json())
     assert content["transient"] == {}
     message = {"header": {"msg_type": "display_data"}, "content": content}
     output = output_from_msg(nbformat.from_dict(message))

@@ -1,15 +1,29 @@
-"""Who asks is always to be seen."""
+"""Who asks is always to be seen, and what is asked."""
 
 from __future__ import annotations
 
 import json
 import tracemalloc
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
-from sandbox_kernel.relay.asking import LABEL, told_apart
+from sandbox_kernel.policy.judge import Judge
+from sandbox_kernel.policy.load import load_policy
+from sandbox_kernel.policy.verdict import Finding
+from sandbox_kernel.relay.asking import LABEL, Answer, Asking, Question, in_words, told_apart
+from sandbox_kernel.relay.cells import Request, RunningCell
+from sandbox_kernel.relay.wire import Author
 
 MIB = 1 << 20
+
+
+def test_a_question_names_every_rule_that_always_would_be_remembered_for() -> None:
+    rules = ["python.deferred", "python.write_file", "python.deferred"]
+    findings = [Finding(rule, "ask", "low", "x", 1, 0, "why", "how") for rule in rules]
+    prompt = in_words(Question(Mock(), tuple(findings), Mock()))
+    assert "[a]lways for python.deferred, python.write_file, [N]o" in prompt
 
 
 @pytest.mark.parametrize(
@@ -59,3 +73,56 @@ def test_what_else_a_cell_puts_into_a_prompt_is_not_built() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < MIB
+
+
+class Prompts:
+    """What the user is asked, in place of a frontend."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ask(self, request: Request, content: dict[str, Any]) -> None:
+        self.asked.append(request.msg_id)
+
+
+@pytest.fixture
+def prompts() -> Prompts:
+    return Prompts()
+
+
+@pytest.fixture
+def asking(prompts: Prompts) -> Asking:
+    return Asking(cast(Any, prompts))
+
+
+def asked_about(code: str = "import tempfile") -> RunningCell:
+    """A cell that the policy asks about."""
+    content = {"code": code, "allow_stdin": True}
+    request = Request("shell", Author("session").message("execute_request", content))
+    cell = RunningCell(request)
+    cell.verdict = Judge(load_policy("strict").code).judge(code, ())
+    assert [each.decision for each in cell.verdict.findings] == ["ask"]
+    return cell
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_always_is_remembered_if_it_could_be_recorded(asking: Asking, recorded: bool) -> None:
+    heard: list[Answer] = []
+    asking.ask(asked_about(), lambda answer: recorded)
+    asking.answer("always")
+    asking.ask(asked_about(), lambda answer: heard.append(answer) is None)
+    assert heard == (["earlier"] if recorded else [])
+
+
+def test_a_question_that_comes_up_by_an_answer_is_put_once(
+    asking: Asking, prompts: Prompts
+) -> None:
+    first, second = asked_about(), asked_about()
+
+    def answered(answer: Answer) -> bool:
+        asking.ask(second, lambda answer: True)
+        return True
+
+    asking.ask(first, answered)
+    asking.answer("no")
+    assert prompts.asked == [first.request.msg_id, second.request.msg_id]

@@ -25,7 +25,7 @@ def reply(count: int) -> Message:
 
 def run(counts: Counts, count: int) -> RunningCell:
     ran = cell()
-    ran.serial = counts.serial()
+    ran.serial = counts.serial(ran.request)
     counts.show(ran, count)
     ran.reply = reply(count)
     return ran
@@ -37,6 +37,12 @@ def test_a_cell_that_the_kernel_does_not_see_is_the_next_after_the_last() -> Non
     assert counts.suppose(cell()) == 8
     assert counts.suppose(cell()) == 8
     assert counts.suppose(cell(silent=True)) == 7
+
+
+def test_what_runs_silently_is_a_part_of_the_cell_before_it() -> None:
+    counts = Counts()
+    serials = [counts.serial(cell(silent=silent).request) for silent in (False, True, True, False)]
+    assert serials == [1, 1, 1, 2]
 
 
 def test_the_next_count_is_known_from_the_last_reply() -> None:
@@ -62,6 +68,6 @@ def test_a_cell_that_did_not_run_leaves_the_next_count_as_it_is() -> None:
 
 def test_a_cell_that_ended_before_it_was_counted_is_counted() -> None:
     counts, early = Counts(), cell()
-    early.serial = counts.serial()
+    early.serial = counts.serial(early.request)
     counts.end(early, "rolled_back")
     assert early.execution_count == 1
