@@ -148,8 +148,9 @@ SEPARATE_PROCESS: Final = {
     "magic.config": f"%config ZMQInteractiveShell.banner2 = {READ}\nprint(get_ipython().banner2)",
     "magic.connection": "%connect_info",
     "cell.unreadable": (
-        # Caught: IPython takes seconds to show an error in such a cell.
-        f"try: {SHOW}\nexcept OSError: numbers = [{'1,' * 60_000}]"
+        # A magic, and a line that IPython's tokenizer would take long for: refused by its length, so
+        # however fast the machine. Caught: IPython takes seconds to show an error in such a cell.
+        f"try: {SHOW}\nexcept OSError: numbers = [{'1,' * 60_000}]\n%precision"
     ),
     "cell.too_deep": nested(SHOW, 10),
 }
