@@ -88,7 +88,8 @@ def alive(pid: int) -> bool:
 
 
 def is_alive(fields: list[str]) -> bool:
-    return bool(fields) and fields[0] not in "ZX"
+    """Its main thread may have ended before its others, who have all its memory still."""
+    return bool(fields) and (fields[0] not in "ZX" or int(fields[17]) > 1)
 
 
 def is_users(pid: int) -> bool:

@@ -7,6 +7,7 @@ one cell at a time (it meters and settles each), so the queue is here, and so ar
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ class Request:
 
     channel: Channel
     message: Message
+    # By the monotonic clock.
+    received: float = field(default_factory=time.monotonic)
 
     @property
     def msg_id(self) -> str:

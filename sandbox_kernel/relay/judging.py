@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -15,8 +16,9 @@ from sandbox_kernel.policy.verdict import Decision
 from sandbox_kernel.policy.violation import CodeViolation
 from sandbox_kernel.relay.answers import Answers
 from sandbox_kernel.relay.asking import YES, Answer, Asking
-from sandbox_kernel.relay.cells import RunningCell
+from sandbox_kernel.relay.cells import BURST_SECONDS, RunningCell
 from sandbox_kernel.relay.counts import Counts
+from sandbox_kernel.relay.loop import Loop
 from sandbox_kernel.relay.settle import NOTHING_USED, Ending
 
 UNDO: Final = "%undo"
@@ -28,6 +30,7 @@ class Judging:
 
     def __init__(
         self,
+        loop: Loop,
         policy: Policy,
         judge: Judge,
         audit: AuditLog,
@@ -39,6 +42,7 @@ class Judging:
         undo: Callable[[RunningCell], None],
         conclude: Callable[[RunningCell, Ending], None],
     ) -> None:
+        self._loop = loop
         self._policy = policy
         self._judge = judge
         self._audit = audit
@@ -121,4 +125,10 @@ class Judging:
             ending = Ending(NOTHING_USED, error=error, outcome=error.outcome, exceeded=exceeded)
         else:
             ending = Ending(NOTHING_USED, error=error, outcome="denied")
-        self._conclude(cell, ending)
+        # A denial is faster than a frontend that sends one cell after another: those of the same
+        # "Run all" are to be aborted, as behind a cell that took its time to fail.
+        wait = cell.request.received + BURST_SECONDS - time.monotonic()
+        if cell.request.stop_on_error and wait > 0:
+            self._loop.call_later(wait, lambda: self._conclude(cell, ending))
+        else:
+            self._conclude(cell, ending)

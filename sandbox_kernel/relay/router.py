@@ -106,6 +106,7 @@ class Router:
             self._inner, self._cells, self._counts, enforcer, policy, answers
         )
         self._judging = Judging(
+            loop,
             policy,
             judge,
             audit,

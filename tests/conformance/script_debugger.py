@@ -80,7 +80,7 @@ DEBUGGER = (
         ),
         _paused("next", {"threadId": 1}),
         _paused("stackTrace", {"threadId": 1}, after="stopped", learn={"frame": _frame}),
-        _paused("continue", {"threadId": 1}),
+        _paused("continue", {"threadId": 1}, iopub=("continued",)),
     ),
     debug("breakpoints are removed", "setBreakpoints", _breakpoints()),
     cell("a cell runs through without breakpoints", _CODE),

@@ -282,8 +282,12 @@ LIMITS: Final = {
     "shell.fork_bomb": (
         "%%bash\nbomb() { if [ $1 -gt 0 ]; then bomb $(($1 - 1)) & bomb $(($1 - 1)) & wait; "
         "else sleep 1; fi; }\nbefore=(/proc/[0-9]*)\nbomb 5 > /dev/null 2>&1 &\n"
-        "while [ $SECONDS -lt 2 ]; do\n  now=(/proc/[0-9]*)\n"
-        "  if [ ${#now[@]} -gt $((${#before[@]} + 50)) ]; then echo <secret>; break; fi\ndone"
+        # Those that are there at two looks were there together: one look takes its time, and some
+        # that it finds have ended before others begin.
+        "while [ $SECONDS -lt 2 ]; do\n  now=(/proc/[0-9]*)\n  both=0\n"
+        '  for one in ${now[@]}; do case " ${last[*]} " in *" $one "*) both=$((both + 1));; esac; done\n'
+        "  if [ $both -gt $((${#before[@]} + 50)) ]; then echo <secret>; break; fi\n"
+        "  last=(${now[@]})\ndone"
     ),
     "cell.too_large": f"# {'-' * (1 << 20)}\nfor _ in range(100): print('-' * 4096)\nprint('<secret>')",
 }

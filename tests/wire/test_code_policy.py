@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.relay.asking import LABEL
+from sandbox_kernel.relay.cells import BURST_SECONDS
 from tests.kernel import TIMEOUT, Kernel, Outcome, eventually, running_kernel
 from tests.lender import Lender
 
@@ -136,6 +138,22 @@ def test_a_denied_cell_aborts_the_rest_of_run_all(strict: Kernel) -> None:
     statuses = [reply["content"]["status"] for reply in replies]
     assert statuses == ["ok", "error", "aborted", "aborted"]
     assert strict.run("'later'").result == "'later'"
+
+
+def test_a_frontend_that_is_slower_than_the_check_has_the_rest_aborted_too(strict: Kernel) -> None:
+    """A denial takes no time, but a "Run all" is sent cell by cell."""
+    for _ in range(20):
+        began = time.monotonic()
+        denied = strict.client.execute(DENIED)
+        while strict.client.get_iopub_msg(timeout=TIMEOUT)["parent_header"]["msg_id"] != denied:
+            pass
+        behind = strict.client.execute("'behind'")
+        was_quick = time.monotonic() - began < BURST_SECONDS / 2
+        statuses = [strict.reply_to(cell)["content"]["status"] for cell in (denied, behind)]
+        if was_quick:
+            assert statuses == ["error", "aborted"]
+            return
+    pytest.fail("this machine is too busy for a Run all")
 
 
 @pytest.mark.parametrize(

@@ -524,7 +524,8 @@ LIES = {
     "a_reply_of_its_own": (
         "p = me(); raw = {2: json.dumps({'sandbox': LIE}).encode()}\n"
         "on_iopub(frames('status', {'execution_state': 'idle'}, p))\n"
-        "on_shell(frames('execute_reply', {'status': 'ok', 'execution_count': 3}, p, raw=raw))"
+        "on_shell(frames('execute_reply', {'status': 'ok', 'execution_count': 3}, p, raw=raw))\n"
+        "time.sleep(0.5)"  # another socket has the true one, which must not be the first to come
     ),
 }
 KIT = FORGE + textwrap.dedent(f"""
