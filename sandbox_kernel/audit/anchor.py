@@ -77,7 +77,20 @@ def new_anchor(head: Head) -> Anchor:
 
 
 def signing_key(directory: Path) -> Ed25519PrivateKey:
-    """The key of this log's anchors, made with the first one; its public half lies beside it."""
+    """The key of this log's anchors, made with the first one; its public half lies beside it.
+
+    Raises ``AuditUnavailable``.
+    """
+    try:
+        return _signing_key(directory)
+    except (OSError, ValueError) as error:
+        what = f"The key of the anchors in {directory} cannot be read or made: {error}."
+        raise AuditUnavailable(
+            what, hint="Nothing was anchored; free disk space, or put the key back from a backup."
+        ) from error
+
+
+def _signing_key(directory: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -99,9 +112,17 @@ def signing_key(directory: Path) -> Ed25519PrivateKey:
     public = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    if not (directory / PUBLIC_NAME).exists():
+    # Not one that a full disk has cut.
+    if not is_file_with(directory / PUBLIC_NAME, public):
         (directory / PUBLIC_NAME).write_bytes(public)
     return key
+
+
+def is_file_with(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except FileNotFoundError:
+        return False
 
 
 def send(line: bytes, place: str) -> None:

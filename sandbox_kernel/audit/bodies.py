@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandbox_kernel import __version__
 from sandbox_kernel.audit.records import storable
-from sandbox_kernel.audit.redact import Redactor
+from sandbox_kernel.audit.redact import OVERLAP_CHARACTERS, Redactor
 from sandbox_kernel.paths import SECCOMP, policies_directory
 from sandbox_kernel.policy.model import AuditCode, Policy
 from sandbox_kernel.policy.verdict import Finding
@@ -120,16 +120,29 @@ def intent(
         said["notebook_cell"] = cell_id[:_MAX_NAME]
     verdict = None if cell is None else cell.verdict
     if verdict is not None and verdict.findings:
+        texts = [code, *expressions]
+        has_secrets = texts != [request.code, *request.expressions]
         said["risk"] = verdict.risk
-        said["findings"] = [_finding(each, kept, net) for each in verdict.findings]
+        said["findings"] = [
+            _finding(each, kept, net, texts if has_secrets else None) for each in verdict.findings
+        ]
     return said
 
 
 def _stored(code: str, net: Redactor) -> str:
-    return storable(net.redact(code[:MAX_CODE_CHARACTERS]))
+    """The code, cut behind what is looked through: of a secret at the cut all is seen, or nothing kept."""
+    seen = code[: MAX_CODE_CHARACTERS + OVERLAP_CHARACTERS]
+    redacted = net.redact(seen)
+    end = len(redacted) if seen == code else len(redacted) - OVERLAP_CHARACTERS
+    return storable(redacted[: min(end, MAX_CODE_CHARACTERS)])
 
 
-def _finding(finding: Finding, kept: AuditCode, net: Redactor) -> dict[str, Any]:
+def _finding(
+    finding: Finding, kept: AuditCode, net: Redactor, texts: list[str] | None
+) -> dict[str, Any]:
+    """``texts``: what is stored of a cell with secrets. What a finding is about may be a part of one,
+    which is no longer to be told for what it is: then it is not repeated.
+    """
     said = {
         "rule": finding.rule,
         "decision": finding.decision,
@@ -137,8 +150,12 @@ def _finding(finding: Finding, kept: AuditCode, net: Redactor) -> dict[str, Any]
         "line": finding.line,
         "column": finding.column,
     }
-    # What it is about is a piece of the code.
-    return said | ({"about": net.redact(finding.about)} if kept == "text" else {})
+    if kept != "text":
+        return said  # what it is about is a piece of the code
+    about = net.redact(finding.about)
+    if texts is not None and not any(about.removesuffix("…") in text for text in texts):
+        about = "[redacted]"
+    return said | {"about": about}
 
 
 def outcome(cell: RunningCell, receipt: Receipt | None, same: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Nothing is taken away unseen. In place of what was pruned stands a record of its number, kind ``pruned``, with
 the MAC of the last record that is gone: what is left is verified from there. A record at the end says who did
-it, and comes first. Both are under the log's key. One process at a time does this to a log.
+it, and comes first. Both are under the log's key, so nothing is pruned but from a log that verifies: what
+somebody has changed would be vouched for. One process at a time does this to a log.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +23,18 @@ from sandbox_kernel.audit.bodies import user_name
 from sandbox_kernel.audit.chain import Keyed, read_key
 from sandbox_kernel.audit.records import Entry, Head, Kind, body_of, now_us
 from sandbox_kernel.audit.store import Store, unavailable
-from sandbox_kernel.audit.table import COLUMNS, INSERT, connect
+from sandbox_kernel.audit.table import COLUMNS, INSERT, archive_name, connect, connect_to_read
+from sandbox_kernel.audit.verify import verify
 from sandbox_kernel.errors import AuditUnavailable
 
 # Records that are deleted at a time: between two such steps waiting cells are recorded.
 _STEP: Final = 2000
 _BUSY_SECONDS: Final = 30.0
-# What is pruned is overwritten while nobody reads or writes. Waiting for that holds up cells: a short time,
-# and again.
-_OVERWRITE_MILLISECONDS: Final = 200
-_OVERWRITE_TRIES: Final = 10
+# What is pruned is overwritten while nobody reads or writes. Waiting for that holds up cells: a moment, and
+# again a little later.
+_OVERWRITE_MILLISECONDS: Final = 20
+_OVERWRITE_TRIES: Final = 20
+_PAUSE_SECONDS: Final = 0.1
 
 Progress = Callable[[int, int], None]
 
@@ -46,9 +50,15 @@ class Kept:
     overwritten: bool = True
 
 
-def prune(directory: Path, before_us: int, progress: Progress = lambda done, total: None) -> Kept:
+def _unseen(_done: int, _total: int) -> None:
+    """Of progress that nobody looks at."""
+
+
+def prune(
+    directory: Path, before_us: int, progress: Progress = _unseen, *, verifying: Progress = _unseen
+) -> Kept:
     """Delete all records up to the last one before that time, if no later one is before them."""
-    with _opened(directory) as log:
+    with _opened(directory, verifying) as log:
         # In one statement: what is recorded meanwhile is new, whichever it finds.
         (last,) = log.connection.execute(
             "SELECT coalesce((SELECT min(seq) - 1 FROM record WHERE time_us >= ? AND kind <> 'pruned'), "
@@ -58,11 +68,11 @@ def prune(directory: Path, before_us: int, progress: Progress = lambda done, tot
         return log.prune_through(int(last), None, progress)
 
 
-def rotate(directory: Path, progress: Progress = lambda done, total: None) -> Kept:
+def rotate(directory: Path, progress: Progress = _unseen, *, verifying: Progress = _unseen) -> Kept:
     """Copy all records there are now to a file of their own, which verifies by itself, and prune them."""
-    with _opened(directory) as log:
+    with _opened(directory, verifying) as log:
         last = log.last
-        archive = directory / f"log-{last:012}.db"
+        archive = directory / archive_name(last)
         log.copy_through(last, archive)
         return log.prune_through(last, archive, progress)
 
@@ -70,7 +80,7 @@ def rotate(directory: Path, progress: Progress = lambda done, total: None) -> Ke
 class _opened(contextlib.AbstractContextManager["_opened"]):
     """A log that is being made shorter."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, verifying: Progress) -> None:
         self._directory = directory
         self._store = Store(directory, "full", _BUSY_SECONDS)
         if not self._store.path.exists():
@@ -79,6 +89,7 @@ class _opened(contextlib.AbstractContextManager["_opened"]):
         self._lock = _lock(directory)
         try:
             self._key = Keyed(read_key(directory))
+            self._verify(verifying)
             self.connection = connect(self._store.path, timeout_seconds=_BUSY_SECONDS)
             self.connection.execute("PRAGMA synchronous = FULL")
         except BaseException as error:
@@ -99,6 +110,17 @@ class _opened(contextlib.AbstractContextManager["_opened"]):
         if isinstance(error, sqlite3.Error):
             raise unavailable(self._store.path, error) from error
 
+    def _verify(self, verifying: Progress) -> None:
+        problems = verify(self._store.path, progress=verifying).problems
+        if problems:
+            where = f"record {problems[0].seq}" if problems[0].seq else "the file"
+            what = f"The audit log {self._store.path} is not as it was written ({where}: {problems[0].what})."
+            hint = (
+                "Nothing was pruned. See `sandbox-kernel audit verify`; to begin anew, keep the "
+                "directory for evidence by another name."
+            )
+            raise AuditUnavailable(what, hint=hint)
+
     @property
     def last(self) -> int:
         (last,) = self.connection.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
@@ -106,6 +128,8 @@ class _opened(contextlib.AbstractContextManager["_opened"]):
 
     def copy_through(self, last: int, archive: Path) -> None:
         """Into a new file; what is there by that name already is an archive that must stay."""
+        if archive.exists() and verify(archive).good and self._has(archive, last):
+            return  # by a process that was killed before it could prune
         if archive.exists():
             what = f"There is an archive {archive} already."
             raise AuditUnavailable(what, hint="Nothing was recorded since; or move it away.")
@@ -130,6 +154,19 @@ class _opened(contextlib.AbstractContextManager["_opened"]):
         draft.rename(archive)
         # What is pruned next must not be gone before this is there, even if the power is cut.
         _sync_directory(self._directory)
+
+    def _has(self, archive: Path, last: int) -> bool:
+        """Whether the archive, which verifies, has all that the log has up to that record."""
+        with contextlib.closing(connect_to_read(archive)) as copy:
+            copied, own = (
+                connection.execute(
+                    "SELECT min(seq), max(seq), (SELECT mac FROM record WHERE seq = :last) "
+                    "FROM record WHERE seq <= :last",
+                    {"last": last},
+                ).fetchone()
+                for connection in (copy, self.connection)
+            )
+        return bool(copied == own)
 
     def prune_through(self, last: int, archive: Path | None, progress: Progress) -> Kept:
         first, total = self._bounds(last)
@@ -178,7 +215,9 @@ class _opened(contextlib.AbstractContextManager["_opened"]):
     def _overwrite(self) -> bool:
         """Copy all that was done into the main file and empty the other; whether that could be."""
         self.connection.execute(f"PRAGMA busy_timeout = {_OVERWRITE_MILLISECONDS}")
-        for _ in range(_OVERWRITE_TRIES):
+        for number in range(_OVERWRITE_TRIES):
+            if number:
+                time.sleep(_PAUSE_SECONDS)  # for those who want to write
             busy, _, _ = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if not busy:
                 return True

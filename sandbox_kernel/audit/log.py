@@ -54,6 +54,7 @@ class AuditLog:
         self._why_missed = ""
         self._host_facts: dict[str, Any] = {}
         self._same: dict[str, Any] = {}
+        self._sandbox: dict[str, Any] = {}
         self._said_why = ""
         # Whether the last record could not be written.
         self._failing = False
@@ -71,8 +72,11 @@ class AuditLog:
     # -- a kernel ----------------------------------------------------------------------------------
 
     def started(self, facts: SandboxFacts, kernel_info: Mapping[str, Any]) -> None:
-        """The first sandbox is ready."""
+        """A sandbox is ready: the first one, or one in its place that may be another."""
+        before, self._sandbox = self._sandbox, bodies.sandbox_facts(facts)
         if self._same:
+            if self._sandbox != before:
+                self._note([self._entry("event", "sandbox_started", self._sandbox)])
             return
         self._same = bodies.same_for_all(facts, self._policy)
         inner = {
@@ -81,7 +85,7 @@ class AuditLog:
         }
         said = {
             **self._host_facts,
-            **bodies.sandbox_facts(facts),
+            **self._sandbox,
             "inner": inner,
             "policy": self._same["policy"],
             "limits": self._same["limits"],

@@ -42,6 +42,24 @@ _WORDS: Final = (
     "apikey",
     "access_key",
 )
+# A tokenizer is given texts, not secrets.
+_NAMES: Final = rf"(?:{'|'.join(_WORDS)})(?!i[sz]e)\w{{0,40}}"
+_ENDINGS: Final = ("_key", "_pwd", "_pass", "_auth")
+_CONSTANTS: Final = r"(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{0,60}_(?:KEY|PWD|PASS|AUTH)"
+# To the quote that ends it and no further: what stands behind a value that is empty is code.
+_ONE_LINE: Final = r"(?P<quote>[\"'])(?P<value>(?:\\.|(?!(?P=quote))[^\\\n]){4,4000})(?P=quote)"
+_SEVERAL_LINES: Final = (
+    r"(?P<quote>\"\"\"|''')(?P<value>(?:\\.|(?!(?P=quote))[^\\]){4,4000})(?P=quote)"
+)
+
+
+def _assigned(name: str, value: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
+    """A text that is assigned to a name, passed by it, or stands behind it in a dictionary."""
+    annotation = r"(?::[\w \t|\[\].,]{1,60}?)?"
+    between = rf"[\"'\]]{{0,2}}\s{{0,8}}{annotation}[:=,(]\s{{0,8}}[rbuf]{{0,2}}"
+    return re.compile(f"{name}{between}{value}", flags | re.DOTALL)
+
+
 # What a private key may have around its base64: headers, quotes, escapes. No call can be written with it.
 _IN_KEY: Final = r"[\w+/=\s\\\"',:#]"
 SHAPES: Final = (
@@ -67,13 +85,18 @@ SHAPES: Final = (
         ),
     ),
     Shape("url", ("://",), re.compile(r"://[^\s/:@'\"]{0,200}:(?P<value>[^\s/@'\"]{1,200})@")),
+    Shape("password", _WORDS, _assigned(_NAMES, _ONE_LINE, re.IGNORECASE)),
+    Shape("password", _WORDS, _assigned(_NAMES, _SEVERAL_LINES, re.IGNORECASE)),
+    Shape("password", _ENDINGS, _assigned(_CONSTANTS, _ONE_LINE)),
+    # As a shell has it, without quotes: `export`, `!`, `%env` and `%%bash`.
     Shape(
-        "password",
-        _WORDS,
+        "variable",
+        ("token", "secret", "passw", "passphrase", "credential", "apikey", *_ENDINGS),
         re.compile(
-            rf"(?:{'|'.join(_WORDS)})\w{{0,40}}[\"'\]]{{0,2}}\s{{0,8}}(?::\s{{0,8}}\w{{1,20}}\s{{0,8}})?[:=,(]"
-            r"\s{0,8}[rbu]{0,2}(?P<quote>\"\"\"|'''|[\"'])(?P<value>.{4,4000}?)(?P=quote)",
-            re.IGNORECASE | re.DOTALL,
+            r"^[^\S\n]*(?:!?[^\S\n]*(?:export[^\S\n]+)?|(?P<magic>%(?:set_)?env[^\S\n]+))"
+            r"(?=\w{0,60}(?:TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|APIKEY|_KEY|_PWD|_PASS|_AUTH))"
+            r"[A-Z]\w{0,60}(?:=|(?(magic)[^\S\n]+|=))(?P<value>[^\s'\"`$;|&<>()]{4,4000})",
+            re.MULTILINE,
         ),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sqlite3
 import stat
 from pathlib import Path
@@ -13,6 +14,7 @@ from sandbox_kernel.audit.records import Record
 from sandbox_kernel.errors import AuditUnavailable
 
 LOG_NAME: Final = "log.db"
+_ARCHIVE: Final = re.compile(r"log-(\d{12,})\.db")
 DIRECTORY_NAME: Final = "audit"
 # A page for each part of the table and of its indexes that a commit changes is written and summed up:
 # small pages make small commits.
@@ -52,6 +54,17 @@ INSERT: Final = f"INSERT INTO record VALUES ({', '.join('?' * len(Record._fields
 
 def audit_directory(home: Path) -> Path:
     return home / DIRECTORY_NAME
+
+
+def archive_name(last: int) -> str:
+    """What an archive is called whose last record has that number."""
+    return f"log-{last:012}.db"
+
+
+def archive_end(path: Path) -> int | None:
+    """The number of an archive's last record, by its name; ``None`` if it is the log itself."""
+    found = _ARCHIVE.fullmatch(path.name)
+    return None if found is None else int(found[1])
 
 
 def make_directory(directory: Path) -> None:

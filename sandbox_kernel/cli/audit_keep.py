@@ -77,7 +77,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_as_json(report, found)))
     else:
-        _print_report(report, found)
+        _print_report(report, found, is_own_key=options.key is None)
     return 0 if report.good else 1
 
 
@@ -96,7 +96,7 @@ def _as_json(report: Report, found: Found | None) -> dict[str, Any]:
     }
 
 
-def _print_report(report: Report, found: Found | None) -> None:
+def _print_report(report: Report, found: Found | None, *, is_own_key: bool) -> None:
     for problem in report.problems[:_SHOWN]:
         where = f"record {problem.seq}" if problem.seq else "the file"
         print(f"✘ {where}: {printable(problem.what)}.")
@@ -116,6 +116,11 @@ def _print_report(report: Report, found: Found | None) -> None:
             f"; {count(found.others, 'anchor')} of other logs passed over" if found.others else ""
         )
         print(f"✔ {count(report.anchors_checked, 'anchor')} of it fit{others}.")
+        if is_own_key:
+            print(
+                "– The key of the anchors is the one beside the log: who replaced the whole directory has "
+                "replaced it too. Keep a copy of it elsewhere: --key FILE."
+            )
     else:
         print(
             "– Not looked at: whether its end was cut off, or all of it replaced. "
@@ -185,15 +190,30 @@ def _prune(options: argparse.Namespace) -> int:
     from sandbox_kernel.cli.audit import log_path
 
     before = now_us() - options.keep_days * MICROSECONDS_PER_DAY
-    directory = log_path(options).parent
-    return _tell(options, prune(directory, before, _progress("pruned")))
+    directory = _directory_of_log(log_path(options))
+    return _tell(
+        options,
+        prune(directory, before, _progress("pruned"), verifying=_progress("verified")),
+    )
 
 
 def _rotate(options: argparse.Namespace) -> int:
     from sandbox_kernel.audit.keep import rotate
     from sandbox_kernel.cli.audit import log_path
 
-    return _tell(options, rotate(log_path(options).parent, _progress("moved")))
+    directory = _directory_of_log(log_path(options))
+    return _tell(options, rotate(directory, _progress("moved"), verifying=_progress("verified")))
+
+
+def _directory_of_log(path: Path) -> Path:
+    """Archives stay as they are, and the log beside one is not what was meant."""
+    from sandbox_kernel.audit.table import LOG_NAME
+
+    if path.name != LOG_NAME:
+        what = f"{path} is not a log that grows: those are called {LOG_NAME}."
+        hint = "An archive is deleted as a whole, as a file, when it is no longer to be kept."
+        raise AuditUnavailable(what, hint=hint)
+    return path.parent
 
 
 def _tell(options: argparse.Namespace, kept: Kept) -> int:

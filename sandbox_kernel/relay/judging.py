@@ -98,7 +98,7 @@ class Judging:
         """Run or deny the cell; whether the answer is recorded, or need not be."""
         request = cell.request
         try:
-            self._audit.approval(cell, answer)
+            cell.recorded = self._audit.approval(cell, answer) and cell.recorded
         except AuditUnavailable as error:
             self._deny(cell, error)
             return False

@@ -164,6 +164,8 @@ class Wrapper:
         self._router.conclude(cell, ending)
 
     def notice(self, text: str) -> None:
+        # No cell was running, whose outcome would say so.
+        self._audit.event("rollback", {"why": text})
         self._answers.notice(text)
 
     # -- what the lifecycle tells ----------------------------------------------------------------

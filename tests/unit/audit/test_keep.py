@@ -174,8 +174,19 @@ def test_drafts_of_an_archive_that_a_killed_process_left_are_removed(tmp_path: P
 def test_a_damaged_log_is_not_pruned_and_says_so(tmp_path: Path) -> None:
     path = fill_days(tmp_path / "audit", 1)
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(AuditUnavailable, match="it is no log"):
+    with pytest.raises(AuditUnavailable, match="not a database"):
         prune(path.parent, days_ago(0))
+
+
+def test_what_somebody_has_changed_is_not_pruned_from_sight(tmp_path: Path) -> None:
+    """A record made old by who has no key would take all before it away, under the key."""
+    path = fill_days(tmp_path / "audit", 4)
+    change(path, "UPDATE record SET time_us = 0")
+    for shorten in (lambda: prune(path.parent, days_ago(90)), lambda: rotate(path.parent)):
+        with pytest.raises(AuditUnavailable, match="record 1"):
+            shorten()
+    assert len(records(path)) == 40
+    assert not list(path.parent.glob("log-*"))
 
 
 def test_a_log_can_be_pruned_again_and_again_while_it_grows(tmp_path: Path) -> None:
@@ -287,6 +298,31 @@ def test_an_archive_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(AuditUnavailable, match="already"):
         rotate(path.parent)
     assert taken.read_bytes() == archive.read_bytes()
+
+
+def test_a_rotation_that_was_stopped_before_it_pruned_can_be_called_again(tmp_path: Path) -> None:
+    path = fill_days(tmp_path / "audit", 1)
+    archive = path.parent / "log-000000000010.db"
+    shutil.copy(path, archive)
+    kept = rotate(path.parent)
+    assert (kept.archive, kept.pruned) == (archive, 10)
+    expect_whole(archive, 10)
+    expect_whole(path)
+
+
+def test_anchors_of_what_came_later_do_not_accuse_an_archive(tmp_path: Path) -> None:
+    path = fill_days(tmp_path / "audit", 1)
+    anchors = [new_anchor(Head(each.seq, each.mac)) for each in records(path)]
+    archive = rotate(path.parent).archive
+    assert archive is not None
+    later = [new_anchor(Head(each.seq, each.mac)) for each in records(path)[1:]]
+    report = verify(archive, [*anchors, *later])
+    assert report.good
+    assert report.anchors_checked == 10
+    # The control: an archive that lacks its end, which no anchor need tell.
+    change(archive, "DELETE FROM record WHERE seq > 7")
+    assert accused(archive) == [8]
+    assert not verify(archive, anchors).good
 
 
 def test_there_must_be_a_log(tmp_path: Path) -> None:

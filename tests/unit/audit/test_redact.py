@@ -57,6 +57,14 @@ def test_secrets_of_known_forms_are_replaced(name: str) -> None:
         "secret = '''hunter22'''",
         "create_engine('postgresql://ada:hunter22@db/x')",
         "!curl https://ada:hunter22@example.org",
+        'password = f"hunter22"',
+        "password: str | None = 'hunter22'",
+        'connect(token="", password="hunter22")',
+        'os.environ["STRIPE_KEY"] = "hunter22"',
+        "%env X_TOKEN=hunter22",
+        "%env X_TOKEN hunter22",
+        "!export API_KEY=hunter22",
+        "%%bash\nPASSWORD=hunter22 psql",
     ],
 )
 def test_a_password_in_code_is_replaced_and_the_code_around_it_is_kept(code: str) -> None:
@@ -79,10 +87,19 @@ def test_a_password_in_code_is_replaced_and_the_code_around_it_is_kept(code: str
         "password = getpass()",
         "key = data['key']",
         "layout = 'pc105-layout'",
+        'token = ""\nimport os\nos.system("id")',
+        '# token = "\nimport os\nos.system("id")',
+        "tokenizer('a text that is split')",
+        "sort_key = 'name'",
+        "API_KEY = load_key()",
     ],
 )
 def test_ordinary_code_is_kept_as_it_is(code: str) -> None:
     assert NET.redact(code) == code
+
+
+def test_a_quote_in_a_password_does_not_end_it() -> None:
+    assert NET.redact(r'token = "abcd\"hunter22"') == 'token = "[redacted:password]"'
 
 
 def test_values_of_the_environment_are_found_anywhere_and_the_longest_first() -> None:
@@ -172,6 +189,10 @@ def test_a_private_key_that_was_cut_is_found(between: str) -> None:
         "-----BEGIN PRIVATE KEY-----" + "-a" * 400_000,
         "eyJ" * 300_000,
         "secret = " + '"' * 900_000,
+        "secret = '" + "\\\\" * 400_000,
+        "secret = '" + "x" * 900_000,
+        "TOKEN_" * 150_000,
+        "\nTOKEN=" * 150_000,
         "://a:" + "b" * 900_000,
     ],
 )

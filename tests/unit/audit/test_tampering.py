@@ -61,6 +61,20 @@ def test_every_byte_of_every_stored_field_of_every_record_counts(whole: Path) ->
     assert mutations > 200_000
 
 
+def test_every_record_of_the_file_is_looked_at(log: Path) -> None:
+    """All of them changed at once, each in another field: each is accused."""
+    names = [name for name in Record._fields if name != "seq"]
+    connection = sqlite3.connect(log, isolation_level=None)
+    with closing(connection):
+        connection.execute("BEGIN")
+        for record in records(log):
+            name = names[record.seq % len(names)]
+            changed = changed_in_file(getattr(record, name))[0]
+            connection.execute(f"UPDATE record SET {name} = ? WHERE seq = ?", (changed, record.seq))
+        connection.execute("COMMIT")
+    assert {problem.seq for problem in verify(log).problems} >= set(range(1, RECORDS + 1))
+
+
 def mutated(value: Any) -> list[Any]:
     """The value with each of its bytes changed, and a byte shorter and longer."""
     if isinstance(value, int):

@@ -258,6 +258,11 @@ def test_prune_and_rotate_keep_the_log_verifiable(
     assert str(archive) in text.replace("\n", "")
     assert "1 anchor of it fit" in said(capsys, "verify", "--anchor", anchors)
     said(capsys, "verify", "--log", str(archive))
+    # An archive stays as it is, and so does the log beside it.
+    for command in (["rotate"], ["prune", "--keep-days", "0"]):
+        assert main([*command, "--log", str(archive)]) == 1
+        assert "is not a log that grows" in capsys.readouterr().err
+    said(capsys, "verify", "--anchor", anchors)
     assert json.loads(said(capsys, "list", "--json")) == []
     assert len(json.loads(said(capsys, "list", "--json", "--log", str(archive)))) == 3
 
