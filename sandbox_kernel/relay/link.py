@@ -51,8 +51,14 @@ class Outstanding:
             self._requests.popitem(last=False)
 
     def take(self, request: Request) -> bool:
-        """Somebody else answers it; whether it was still to be answered."""
-        return self._requests.pop(request.msg_id, None) is not None
+        """Somebody else answers it; whether it was still to be answered.
+
+        Clients of one kernel manager number their messages alike: another one may have the id by now.
+        """
+        if self._requests.get(request.msg_id) is not request:
+            return False
+        del self._requests[request.msg_id]
+        return True
 
     def answered(self, reply: Message, inner_channel: Channel) -> Request | None:
         """The request that this is the reply to: of its type, on its channel, and the only one."""

@@ -249,7 +249,7 @@ class Router:
         answer = answers.get(request.msg_type)
         if request.channel == "control":
             self._overhear(request)
-        if self._cells.running(request.msg_id) is not None:
+        if self._is_taken(request):
             self._reader.drop("msg_id of a running cell used again")
         elif answer is not None:
             answer(request)
@@ -278,6 +278,16 @@ class Router:
             self._answers.answer(request, self._kernel_info.content)
         elif request.msg_type not in OVERTAKING:
             self._cells.hold(request)
+
+    def _is_taken(self, request: Request) -> bool:
+        """Whether a cell with the id of this request runs, and is not over before its turn.
+
+        The second client of a kernel manager numbers its messages like the first, whose cell may run.
+        """
+        running = self._cells.running(request.msg_id)
+        if running is None:
+            return False
+        return not request.is_cell or request.lane_id != running.request.lane_id
 
     def _overhear(self, request: Request) -> None:
         """Requests on control that are passed on, but mean something to the wrapper too."""

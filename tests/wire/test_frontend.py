@@ -13,7 +13,7 @@ import pytest
 import zmq
 from jupyter_client.session import Session
 
-from tests.kernel import Kernel, running_kernel
+from tests.kernel import TIMEOUT, Kernel, running_kernel
 from tests.ports import connection_file
 
 # All of this is between the frontend and the wrapper: no sandbox has a part in it.
@@ -232,3 +232,34 @@ def test_a_question_behind_ones_own_cell_is_answered_in_its_turn_and_anothers_so
     while question not in answered:
         answered.append(shell.get_msg(timeout=10)["parent_header"]["msg_id"])
     assert answered[-2:] == [cell, question]
+
+
+def test_a_client_that_numbers_its_messages_like_the_one_before_it_is_answered(
+    kernel: Kernel,
+) -> None:
+    """As all clients of one kernel manager do; the cell of the first one may still run."""
+    first = kernel.client
+    running = first.execute("import time; time.sleep(1)")
+    while first.get_iopub_msg(timeout=TIMEOUT)["parent_header"].get("msg_id") != running:
+        pass
+    first.stop_channels()
+    kernel.client = second = kernel.manager.client()
+    second.start_channels()
+    second.session.message_count = int(running.rpartition("_")[2])
+    assert second.execute("1 / 0") == running
+    statuses = [second.get_shell_msg(timeout=TIMEOUT)["content"]["status"] for _ in range(2)]
+    second.stop_channels()
+    assert statuses == ["ok", "error"]
+
+
+def test_a_question_on_control_takes_no_reply_from_a_later_cell_with_its_id(
+    kernel: Kernel,
+) -> None:
+    """The question is answered for a kernel that is silent, half a second later."""
+    question = kernel.client.session.msg("kernel_info_request", {})
+    kernel.client.control_channel.send(question)
+    kernel.client.get_control_msg(timeout=TIMEOUT)
+    kernel.client.session.message_count = int(question["header"]["msg_id"].rpartition("_")[2])
+    cell = kernel.client.execute("import time; time.sleep(1)")
+    assert cell == question["header"]["msg_id"]
+    assert kernel.reply_to(cell)["content"]["status"] == "ok"

@@ -43,6 +43,17 @@ def test_a_reply_of_another_type_is_none_and_the_request_stays_open(msg_type: st
     assert owed.answered(reply(asked), "shell") is asked
 
 
+def test_only_the_request_itself_is_taken_not_a_later_one_with_its_id() -> None:
+    """Clients of one kernel manager number their messages alike."""
+    earlier = request("kernel_info_request", "control")
+    later = Request("shell", _author.message("execute_request", {"code": "1"}))
+    later.message.header["msg_id"] = earlier.msg_id
+    owed = outstanding(earlier, later)
+    assert not owed.take(earlier)
+    assert owed.take(later)
+    assert not owed.take(later)
+
+
 def test_a_reply_on_another_channel_is_none() -> None:
     on_shell, on_control = request(), request("debug_request", "control")
     owed = outstanding(on_shell, on_control)
