@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from tests.kernel import LEVELS, UNCHECKED, Kernel, at, running_kernel
 from tests.lender import Lender
 from tests.ports import free_port
 from tests.sandbox.ordinary_user import UID
+from tests.turns import turn
 
 # A busy machine is not a reason to fail.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -149,6 +150,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if problem is not None:
             for item in concerned:
                 item.add_marker(pytest.mark.skip(reason=f"{level} tests not run: {problem}"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Outside of all else that is done for a test: its own time begins with its turn."""
+    with turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

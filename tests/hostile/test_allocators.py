@@ -18,7 +18,7 @@ from tests.kernel import TIMEOUT, Kernel, eventually, repetitions, running_kerne
 from tests.sandbox import test_ordinary_user as ordinary_user
 
 IS_ROOT = os.geteuid() == 0
-pytestmark = [pytest.mark.every_level, *([pytest.mark.slow] if IS_ROOT else [])]
+pytestmark = [pytest.mark.every_level, pytest.mark.alone, *([pytest.mark.slow] if IS_ROOT else [])]
 # Root has a cgroup where there is any; an ordinary user's sandbox is measured by way of /proc.
 REPETITIONS = 20 if IS_ROOT else 3
 

@@ -11,7 +11,7 @@ import pytest
 from sandbox_kernel.limits.meter import process_tree
 from tests.kernel import Kernel, Outcome, eventually, is_running, repetitions
 
-pytestmark = [pytest.mark.every_level, pytest.mark.slow]
+pytestmark = [pytest.mark.every_level, pytest.mark.slow, pytest.mark.alone]
 
 WALL, GRACE = 0.3, 0.2
 LIMITS = {"wall": f"{WALL}s", "grace": f"{GRACE}s"}

@@ -23,7 +23,7 @@ from sandbox_kernel.words import size
 from tests.kernel import LEVELS, Kernel, Outcome, at, eventually, running_kernel
 from tests.wire.test_hostile_cell import FORGE
 
-pytestmark = pytest.mark.every_level
+pytestmark = [pytest.mark.every_level, pytest.mark.alone]
 
 MIB = 1 << 20
 # What the wrapper may hold at most: a few messages of 16 MiB that are on their way.
