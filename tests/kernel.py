@@ -207,9 +207,12 @@ def containers_of(wrapper: int) -> list[dict[str, Any]]:
         client.close()
 
 
-def isolation(*levels: str, image: str = IMAGE, runtime: str = "runsc") -> str:
-    """The section of a policy that prefers these levels and accepts none weaker than the first."""
-    section = {"prefer": [*levels], "require": levels[0], "image": image, "runtime": runtime}
+def isolation(
+    *levels: str, require: str | None = None, image: str = IMAGE, runtime: str = "runsc"
+) -> str:
+    """The section of a policy that prefers these levels; none weaker than the first if none is named."""
+    section = {"prefer": [*levels], "require": require or levels[0]}
+    section |= {"image": image, "runtime": runtime}
     return yaml.safe_dump({"isolation": section})
 
 

@@ -91,6 +91,8 @@ class Launcher:
             # A container that was tried has been given what is passed on.
             right = make is self._tried and (make is not ProcessSandbox or not self._passed)
             if right and first is not None:
+                if isinstance(first, StartedSandbox):
+                    first.sandbox.remarks = self._selection.remarks
                 return first
             started: StartedSandbox | SandboxError = self.start()
             self._remember(make)
@@ -131,6 +133,8 @@ class Launcher:
             if self._run_directory is None:
                 self._run_directory = RunDirectory(state_home())
             sandbox = make(self._spec)
+            if self._selection is not None:
+                sandbox.remarks = self._selection.remarks
             return start_sandbox(sandbox, self._run_directory, self.session, self._argv)
         except OSError as error:
             what = f"A sandbox cannot be prepared: {error}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from subprocess import Popen
 from typing import Any, Final, NamedTuple
@@ -40,6 +40,11 @@ class SandboxFacts(NamedTuple):
         return f"{self.level} ({self.engine}) · network {self.network}"
 
 
+def preferred(levels: Iterable[str], what: str) -> str:
+    """A note: these levels the policy would rather have, and ``what`` is why it has another."""
+    return f"policy prefers {', '.join(levels)}: {what[:1].lower()}{what[1:].removesuffix('.')}"
+
+
 class SandboxSpec(NamedTuple):
     """What a sandbox is asked to run."""
 
@@ -58,6 +63,8 @@ class Sandbox(ABC):
 
     # Whose uid and gid those inside have, if not the wrapper's own.
     _stand_in: int | None = None
+    # Why it is of this level, if the policy prefers another: by whoever chose it. Among the notes.
+    remarks: tuple[str, ...] = ()
 
     def give(self, path: Path) -> None:
         """Let the sandbox use a file of the run directory, which has just been made."""
@@ -66,7 +73,8 @@ class Sandbox(ABC):
 
     @property
     @abstractmethod
-    def facts(self) -> SandboxFacts: ...
+    def facts(self) -> SandboxFacts:
+        """Asked for with every receipt: nothing of it is looked up on the host by then."""
 
     def place(self, run_directory: Path) -> str:
         """Where those inside find the run directory. Asked before the start."""

@@ -11,15 +11,21 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation import view
-from sandbox_kernel.isolation.base import FIRST_UNRELATED_UID, Sandbox, SandboxFacts, SandboxSpec
+from sandbox_kernel.isolation.base import (
+    FIRST_UNRELATED_UID,
+    Sandbox,
+    SandboxFacts,
+    SandboxSpec,
+    preferred,
+)
 from sandbox_kernel.isolation.hire import HiredKeeper, hire
-from sandbox_kernel.isolation.offer import NO_SUCH_IMAGE, REGISTER
+from sandbox_kernel.isolation.offer import NO_SUCH_IMAGE, REGISTER, no_runtime
 from sandbox_kernel.isolation.owner import OWNER, owner_label
 from sandbox_kernel.isolation.probe import cpus_not_held
 from sandbox_kernel.isolation.wanted import Found, Missing, Wanted, bind, ulimit
@@ -92,6 +98,8 @@ class ContainerSandbox(Sandbox):
         self._containers = containers
         self._uid = FIRST_UNRELATED_UID + os.getpid()
         self._view = view.plan_folder(spec.working_directory, spec.secrets, view.homes())
+        # Once: the folder may be renamed or removed while the sandbox runs.
+        self._folder_notes = (*self._view.notes, *self._closed())
         self._keeper: HiredKeeper | None = None
         self._heard = b""
         # All that the keeper has said, of which no word comes twice.
@@ -116,22 +124,26 @@ class ContainerSandbox(Sandbox):
             engine=" ".join(filter(None, engine)),
             network="none",
             working_directory=str(self._spec.working_directory),
-            notes=(*self._view.notes, *self._notes(level)),
+            notes=(*self.remarks, *self._passed_over(), *self._folder_notes, *_notes(level)),
             limitations=GVISOR_LIMITATIONS if level == "gvisor" else (),
             image="" if found is None else found.image,
         )
 
-    def _notes(self, level: str) -> list[str]:
-        notes = []
+    def _closed(self) -> Iterator[str]:
         folder = self._spec.working_directory
         if folder in self._view.read_only and folder.stat().st_mode & _ENTER != _ENTER:
-            notes.append(
+            yield (
                 f"{folder} is closed to other users, as which cells run: not readable inside "
                 f"(`chmod o+rx {folder}` opens it)"
             )
-        if level == "gvisor":
-            notes += [f"under gVisor {each}" for each in GVISOR_LIMITATIONS]
-        return notes
+
+    def _passed_over(self) -> Iterator[str]:
+        """Levels that come before the one that the engine has: what it lacks is their runtime."""
+        found = self._containers.found
+        for level, runtime in self._containers.wanted.levels:
+            if found is None or level == found.level:
+                return
+            yield preferred([level], no_runtime(runtime))
 
     def start(self, run_directory: Path) -> None:
         keeper = self._keeper = self._containers.take_keeper()
@@ -258,6 +270,12 @@ class ContainerSandbox(Sandbox):
         self._outer = None
         if self._cgroup is not None:
             self._cgroup.close()
+
+
+def _notes(level: str) -> list[str]:
+    if level != "gvisor":
+        return []
+    return [f"under gVisor {each}" for each in GVISOR_LIMITATIONS]
 
 
 def container_config(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sandbox_kernel.errors import SandboxUnavailable
@@ -25,15 +25,19 @@ class NothingFound(Exception):
 
 
 def choose(engine: Engine, wanted: Wanted) -> Found:
-    """The first level that the engine has; raises ``NothingFound``.
+    """The first level that the engine has; raises ``NothingFound`` if it is known to have none.
 
-    Where it is not known what it has, ``SandboxUnavailable``: not a reason for a weaker level.
+    Where it is not known what it has, ``SandboxUnavailable``: not a reason for a weaker level. Nor is
+    an image that is there but must not be used.
     """
     questions = ("/version", "/info", f"/images/{wanted.reference}/json")
     try:
         version, info, about_image = engine.ask(*questions)
     except SandboxUnavailable as error:
-        raise _of_all(wanted, error) from error
+        if isinstance(error.__cause__, PermissionError):
+            # That much is known: whatever the engine has, it is not for this user.
+            raise _of_all(wanted, error) from error
+        raise
     if isinstance(version, EngineRefusal):
         raise _untold(engine, version)
     if isinstance(info, EngineRefusal):
@@ -79,7 +83,10 @@ def unmapped(address: str, info: Mapping[str, Any]) -> SandboxUnavailable | None
 
 
 def find_image(wanted: Wanted, about: Answer) -> str:
-    """Its id; raises ``NothingFound``, or ``SandboxUnavailable`` if the engine does not say."""
+    """Its id; raises ``NothingFound`` if there is none.
+
+    ``SandboxUnavailable`` if the engine does not say, or has one that no sandbox may start from.
+    """
     name = wanted.image
     if isinstance(about, EngineRefusal):
         if about.status == NO_SUCH_IMAGE:
@@ -98,8 +105,20 @@ def find_image(wanted: Wanted, about: Answer) -> str:
     if wanted.digest is not None and wanted.digest not in (found, *_repository_digests(about)):
         what = f"The image {name!r} is not the one that the policy pins: it is {found}."
         hint = "See what has changed; then put its digest in the policy, or the old image back."
-        raise _of_all(wanted, SandboxUnavailable(what, hint=hint))
+        raise SandboxUnavailable(what, hint=hint)
+    if volumes := (about.get("Config") or {}).get("Volumes"):
+        raise _with_volumes(name, sorted(volumes))
     return found
+
+
+def _with_volumes(name: str, places: Sequence[str]) -> SandboxUnavailable:
+    """The engine makes one for every container, and its API has nothing to turn that off with."""
+    return SandboxUnavailable(
+        f"The image {name!r} declares volumes ({', '.join(places)}): the engine would make folders on "
+        "the host's disk for them, which cells could write to until it is full.",
+        hint="Build it without `VOLUME`, on a base that has none either; or name another image in the "
+        "policy's `isolation.image`.",
+    )
 
 
 def _repository_digests(about: Mapping[str, Any]) -> list[str]:
@@ -114,6 +133,10 @@ def name_of(version: Mapping[str, Any]) -> str:
 
 def _no_runtime(runtime: str | None, known: Mapping[str, Any]) -> SandboxUnavailable:
     return SandboxUnavailable(
-        f"The engine has no runtime {runtime!r}; it has {', '.join(sorted(known)) or 'none'}.",
+        f"{no_runtime(runtime)}; it has {', '.join(sorted(known)) or 'none'}.",
         hint=f"Install gVisor and {REGISTER}.",
     )
+
+
+def no_runtime(runtime: str | None) -> str:
+    return f"The engine has no runtime {runtime!r}"

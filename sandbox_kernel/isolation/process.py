@@ -57,7 +57,7 @@ class ProcessSandbox(Sandbox):
             engine="bwrap",
             network="none",
             working_directory=str(self._spec.working_directory),
-            notes=tuple(self._notes),
+            notes=(*self.remarks, *self._notes),
         )
 
     def start(self, run_directory: Path) -> None:

@@ -51,6 +51,8 @@ class RestrictedSandbox(Sandbox):
         self._stand_in = stand_in
         self._view = view.plan_view(spec.working_directory, spec.secrets, view.homes(), os.environ)
         self._landlock = landlock.version()
+        # Once: the folder may be renamed or removed while the sandbox runs.
+        self._notes = tuple(self._find_notes())
         # The run directory: another user could not get there by its path.
         self._descriptor = -1
         self._home = ""
@@ -66,11 +68,11 @@ class RestrictedSandbox(Sandbox):
             engine=confinement.engine(self._landlock),
             network="none",
             working_directory=str(self._spec.working_directory),
-            notes=tuple(self._notes()),
+            notes=(*self.remarks, *self._notes),
             not_protected=tuple(confinement.not_protected(self._landlock, shares_user=shares_user)),
         )
 
-    def _notes(self) -> Iterable[str]:
+    def _find_notes(self) -> Iterable[str]:
         if self._landlock:
             yield from self._view.notes
             for path in self._view.hidden:

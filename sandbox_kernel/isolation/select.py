@@ -1,5 +1,8 @@
 """Which level a kernel gets: the first that its policy prefers and this host has. Never a weaker one.
 
+What is not known to be missing is not passed over: then there is no sandbox, for the time being. What
+is missing and is passed over is told of in the notes of those that the kernel gets instead.
+
 Chosen once, when the kernel starts: a sandbox that is lost is replaced by one of the same level, the
 same image and the same engine, or by none. What an engine has is found out by the keeper of the first
 sandbox, beside the wrapper: so a level may turn out to be missing after it was chosen.
@@ -12,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
-from sandbox_kernel.isolation.base import Sandbox, SandboxSpec
+from sandbox_kernel.isolation.base import Sandbox, SandboxSpec, preferred
 
 if TYPE_CHECKING:
     from sandbox_kernel.isolation.container import Containers
@@ -56,7 +59,10 @@ class Selection:
         self._chosen: Chosen | None = None
 
     def choose(self) -> Chosen:
-        """Raises ``SandboxError`` that says for each level why not; then it begins anew."""
+        """Raises ``SandboxError`` that says for each level why not; then it begins anew.
+
+        The same with any error that does not say that a level is missing.
+        """
         while self._chosen is None:
             if not self._left:
                 error = self._none_left()
@@ -65,9 +71,20 @@ class Selection:
             levels = self._left.pop(0)
             try:
                 self._chosen = Chosen(levels[0], self._maker(levels))
-            except SandboxError as error:
+            except SandboxUnavailable as error:
                 self._refused += [(level, error) for level in levels]
+            except SandboxError:  # it cannot even be asked for: nobody knows whether it is there
+                self._begin()
+                raise
         return self._chosen
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Why the kernel does not have what its policy prefers to what was chosen."""
+        levels: dict[str, list[str]] = {}
+        for level, error in self._refused:
+            levels.setdefault(error.what, []).append(level)
+        return tuple(preferred(names, what) for what, names in levels.items())
 
     def dismiss(self) -> None:
         """Nothing is chosen any more that would need the keeper that was hired."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -39,7 +40,10 @@ class Found(NamedTuple):
     engine: str  # ``docker`` or ``podman``
 
     def complete(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The body of ``POST /containers/create`` with what was found."""
+        """The body of ``POST /containers/create`` with what was found.
+
+        Raises ``SandboxUnavailable`` if the engine would not take it for what it is.
+        """
         host = dict(config["HostConfig"])
         if self.runtime is not None:
             host["Runtime"] = self.runtime
@@ -48,6 +52,7 @@ class Found(NamedTuple):
                 host["PidsLimit"] = processes * HOST_TASKS_PER_TASK
                 host["Ulimits"] = [*host["Ulimits"], ulimit("nproc", processes)]
         if self.engine == "podman":
+            _refuse_commas(host["Mounts"])
             host["SecurityOpt"] = [_by_path(option) for option in host["SecurityOpt"]]
             # Else it asks for more than many hosts let anybody have. Each sandbox has a user of its own.
             if not any(limit["Name"] == "nproc" for limit in host["Ulimits"]):
@@ -58,6 +63,21 @@ class Found(NamedTuple):
                 for mount in host["Mounts"]
             ]
         return config | {"Image": self.image, "HostConfig": host}
+
+
+def _refuse_commas(mounts: Iterable[Mapping[str, Any]]) -> None:
+    """Podman writes a mount as one line with commas and reads that again: the rest of a path that has
+    one could be an option, such as another folder of the host.
+    """
+    for mount in mounts:
+        for path in (mount.get("Source", ""), mount["Target"]):
+            if "," in path:
+                what = (
+                    f"Podman cannot be asked for {path!r}: it takes a comma in a path for the path's "
+                    "end, and might show another folder of this host."
+                )
+                hint = "Rename it, so that the path has no comma, and restart the kernel; or use Docker."
+                raise SandboxUnavailable(what, hint=hint)
 
 
 def ulimit(name: str, value: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import pytest
 from docker.errors import NotFound
 
 from sandbox_kernel.isolation.engine import connect
+from sandbox_kernel.isolation.keeper import AFTERTHOUGHT_SECONDS
 from sandbox_kernel.isolation.owner import OWNER, owner_label
 from sandbox_kernel.limits.cgroup_places import PREFIX, directories_of, find_places
 from sandbox_kernel.limits.meter import process_tree
@@ -90,10 +91,14 @@ class Traces:
     def left(self) -> list[object]:
         # A keeper that waits for a container's removal ends with it.
         running = [pid for pid in self._pids if is_running(pid)]
+        return [*running, *self.left_later()]
+
+    def left_later(self) -> list[object]:
+        """The same, at a time when the pids may be those of others."""
         made = {path for wrapper in self._wrappers for path in cgroups_by(wrapper)}
         containers, volumes = self._in_engine()
         cgroups = [path for path in self._cgroups | made if path.exists()]
-        return [*running, *cgroups, *(about["Id"] for about in containers), *volumes]
+        return [*cgroups, *(about["Id"] for about in containers), *volumes]
 
     def _in_engine(self) -> tuple[list[dict[str, Any]], list[str]]:
         containers: list[dict[str, Any]] = []
@@ -143,6 +148,7 @@ def test_killed_wrappers_leave_nothing_and_harm_nobody(tmp_path: Path, state_hom
         assert len(list((state_home / "remembered").iterdir())) == len(LEVELS) - 1, "by containers"
         beside = {path.name for path in (state_home / "run").iterdir()}
         killed = containers = volumes = 0
+        victims: list[Traces] = []
         while killed < KILLS:
             levels = [moments.choice(LEVELS) for _ in range(min(AT_ONCE, KILLS - killed))]
             # The second start by a policy begins before that is read.
@@ -155,6 +161,7 @@ def test_killed_wrappers_leave_nothing_and_harm_nobody(tmp_path: Path, state_hom
             with ExitStack() as batch:
                 started = [batch.enter_context(wrapper(policy, tmp_path)) for policy in policies]
                 traces = Traces([process.pid for process in started])
+                victims.append(traces)
                 time.sleep(moments.uniform(0, LATEST_SECONDS))
                 traces.look()
                 for process in started:
@@ -180,4 +187,14 @@ def test_killed_wrappers_leave_nothing_and_harm_nobody(tmp_path: Path, state_hom
         mine.look()
         assert mine.containers == mine.volumes == len(LEVELS) - 1, "the control: siblings are seen"
         assert any(isinstance(each, Path) for each in mine.left()), "and their cgroups"
+
+    def all_left() -> list[object]:
+        traces = [each for traces in (mine, *victims) for each in traces.left_later()]
+        return [*(state_home / "run").iterdir(), *traces]
+
+    eventually(lambda: not all_left(), within=GONE_SECONDS, what=all_left)
+    # A container may be made after a look that saw none: by an engine that was slow, or at the word of
+    # a keeper that was hired at the last moment. So one more look, when all is over.
+    time.sleep(AFTERTHOUGHT_SECONDS)
+    assert all_left() == []
     print(f"{killed} wrappers killed, {containers} containers of theirs seen, none left")

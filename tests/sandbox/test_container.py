@@ -220,6 +220,21 @@ def test_a_folder_that_its_user_may_not_enter_is_told_of(contained: Kernel, tmp_
     assert contained.run("import os; os.getcwd()").result == "'/home/sandbox'"
 
 
+def test_a_folder_that_is_renamed_or_removed_costs_no_variable(level: str, tmp_path: Path) -> None:
+    folder, renamed = tmp_path / "notebooks", tmp_path / "renamed"
+    folder.mkdir()
+    with running_kernel(level=level, cwd=folder) as kernel:
+        kernel.run("kept = [1, 2]")
+        wrapper = kernel.wrapper_pid
+        folder.rename(renamed)
+        outcome = kernel.run("kept.append(3)\nkept")
+        assert outcome.result == "[1, 2, 3]"
+        assert outcome.receipt["isolation"]["level"] == level
+        renamed.rmdir()
+        assert kernel.run("kept").result == "[1, 2, 3]"
+        assert is_running(wrapper)
+
+
 def confined_by() -> set[str]:
     """What the engine confines containers with: `apparmor`, `selinux`, where the host has it."""
     client = connect()
@@ -347,6 +362,27 @@ def test_a_wrapper_that_is_killed_takes_its_container_with_it_and_no_other(
         assert sibling.run("alive").result == "1"
 
 
+def keeper_of(wrapper: int) -> int:
+    children = Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split()
+    (keeper,) = (
+        int(pid)
+        for pid in children
+        if b"isolation.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    return keeper
+
+
+def test_a_keeper_that_is_killed_alone_costs_the_variables_and_its_container_ends(
+    contained: Kernel,
+) -> None:
+    contained.run("kept = 1")
+    (before,) = container_ids(contained.wrapper_pid)
+    os.kill(keeper_of(contained.wrapper_pid), signal.SIGKILL)
+    eventually(lambda: not exists(before), what="its container is gone", within=20)
+    assert contained.run("'kept' in globals()").result == "False"
+    assert len(container_ids(contained.wrapper_pid)) == 1
+
+
 def test_a_container_whose_keeper_was_killed_too_is_removed_by_the_next_wrapper(
     level: str, tmp_path: Path
 ) -> None:
@@ -355,17 +391,7 @@ def test_a_container_whose_keeper_was_killed_too_is_removed_by_the_next_wrapper(
         client = connect()
         (about,) = containers_of(kernel.wrapper_pid)
         label = about["Config"]["Labels"]
-        (keeper,) = (
-            pid
-            for pid in map(
-                int,
-                Path(f"/proc/{kernel.wrapper_pid}/task/{kernel.wrapper_pid}/children")
-                .read_text()
-                .split(),
-            )
-            if b"isolation.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(keeper_of(kernel.wrapper_pid), signal.SIGKILL)
         os.kill(kernel.wrapper_pid, signal.SIGKILL)
     # What nobody has removed: a container that does not end with its lifeline.
     left = client.create_container(IMAGE, ["sleep", "600"], labels=label)["Id"]
@@ -400,14 +426,15 @@ def first_cell(kernel: Kernel) -> tuple[float, Outcome]:
 
 
 @pytest.mark.parametrize("how", ["absent", "frozen"])
-def test_without_an_engine_nothing_runs_and_the_kernel_recovers_when_it_is_back(
+def test_an_engine_that_does_not_answer_gives_no_weaker_level_and_the_kernel_recovers_with_it(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, how: str
 ) -> None:
     place = tmp_path_factory.mktemp("e") / "s"
     real = os.environ["DOCKER_HOST"].removeprefix("unix://")
     options: dict[str, Any] = {"cwd": tmp_path, "env": {"DOCKER_HOST": f"unix://{place}"}}
     engine = frozen_engine(place) if how == "frozen" else nullcontext()
-    with engine, running_kernel(policy=isolation("container", "process"), **options) as kernel:
+    accepting = isolation("container", "process", require="process")
+    with engine, running_kernel(policy=accepting, **options) as kernel:
         seconds, outcome = first_cell(kernel)
         assert outcome.ename == "SandboxUnavailable"
         assert "engine" in outcome.evalue
@@ -416,6 +443,40 @@ def test_without_an_engine_nothing_runs_and_the_kernel_recovers_when_it_is_back(
         place.symlink_to(real)
         eventually(lambda: kernel.run("1 + 1").status == "ok", what="it works again", within=30)
         assert kernel.run("1").receipt["isolation"]["level"] == "container"
+
+
+def test_an_engine_that_lacks_the_image_gives_the_next_level_and_says_why(tmp_path: Path) -> None:
+    accepting = isolation("container", "process", require="process", image="no-such-image")
+    with running_kernel(policy=accepting, cwd=tmp_path) as kernel:
+        assert kernel.run("1 + 1").receipt["isolation"]["level"] == "process"
+        banner = kernel.client.kernel_info(reply=True, timeout=10)["content"]["banner"]
+    assert "policy prefers container: the engine has no image for 'no-such-image'" in banner
+
+
+def test_an_image_with_a_volume_is_refused(tmp_path: Path) -> None:
+    client = connect()
+    try:
+        made = client.create_container(IMAGE, ["true"])["Id"]
+        client.commit(made, "with-a-volume", changes='VOLUME ["/data"]')
+        client.remove_container(made)
+        accepting = isolation("container", "process", require="process", image="with-a-volume")
+        with running_kernel(policy=accepting, cwd=tmp_path) as kernel:
+            outcome = kernel.run("1 + 1")
+            assert outcome.ename == "SandboxUnavailable"
+            assert "declares volumes (/data)" in outcome.evalue
+    finally:
+        client.remove_image("with-a-volume")
+        client.close()
+
+
+def test_a_pin_that_does_not_hold_gives_no_weaker_level(tmp_path: Path) -> None:
+    pinned = f"{IMAGE}@sha256:{'0' * 64}"
+    accepting = isolation("container", "process", require="process", image=pinned)
+    with running_kernel(policy=accepting, cwd=tmp_path) as kernel:
+        for _ in range(2):
+            outcome = kernel.run("1 + 1")
+            assert outcome.ename == "SandboxUnavailable"
+            assert "pins" in outcome.evalue
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,21 @@ def test_what_is_asked_for_is_what_podman_has(podman: Kernel) -> None:
     assert int(facts["Uid"].split()[0]) >= 1_900_000_000
 
 
+def test_a_folder_whose_name_podman_would_misread_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
+    secret = tmp_path / "secret"
+    folder = Path(f"{tmp_path}/nb,src={secret}")
+    for path in (secret, folder):
+        path.mkdir(parents=True)
+    with running_kernel(level="container", cwd=folder) as kernel:
+        outcome = kernel.run("1 + 1")
+        assert outcome.ename == "SandboxUnavailable"
+        assert str(folder) in outcome.evalue
+        assert "Rename it" in outcome.evalue
+
+
 def test_a_killed_wrapper_takes_its_container_with_it(podman: Kernel) -> None:
     podman.run("1")
     (about,) = containers_of(podman.wrapper_pid)

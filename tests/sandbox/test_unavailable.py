@@ -12,7 +12,8 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from tests.kernel import running_kernel
+from sandbox_kernel.isolation.engine import find_engines
+from tests.kernel import isolation, running_kernel
 
 pytestmark = pytest.mark.process
 
@@ -71,6 +72,16 @@ def test_nbclient_sees_the_reason(
         client.execute()
     assert caught.value.ename == "SandboxUnavailable"
     assert notebook.cells[0].outputs[0].ename == "SandboxUnavailable"
+
+
+@pytest.mark.skipif(bool(find_engines({})), reason="this host has an engine")
+def test_a_host_without_an_engine_gives_the_next_level_and_says_why(tmp_path: Path) -> None:
+    accepting = isolation("container", "process", require="process")
+    env = {"DOCKER_HOST": "", "XDG_RUNTIME_DIR": str(tmp_path)}
+    with running_kernel(policy=accepting, cwd=tmp_path, env=env) as kernel:
+        assert kernel.run("1 + 1").receipt["isolation"]["level"] == "process"
+        banner = kernel.client.kernel_info(reply=True, timeout=10)["content"]["banner"]
+    assert "policy prefers container: no container engine was found\n" in banner
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,11 @@ def policy_here(policy: Policy, checks: Sequence[Check], offers: Offers) -> Poli
 
 def _lack(policy: Policy, level: Level, checks: Sequence[Check], offers: Offers) -> Lack | None:
     needs = [name for name in NEEDS[level] if name not in _OF_POLICIES]
+    offered = offers.lack(policy, level) if ENGINE in needs else None
     if why := _lacking(needs, checks):
-        return Lack(why)
-    return offers.lack(policy, level) if ENGINE in needs else None
+        # An engine that is there and does not say what it has is no reason for a start to go on.
+        return Lack(why, is_final=offered is not None and offered.is_final)
+    return offered
 
 
 def policies_here(checks: Sequence[Check], host: Host) -> list[PolicyHere]:

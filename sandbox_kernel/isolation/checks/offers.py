@@ -33,11 +33,13 @@ class Offers:
 
     def lack(self, policy: Policy, level: Level) -> Lack | None:
         """Why a container of this level, image and runtime could not be had; ``None``: it could."""
+        if not self._host.engines:
+            return Lack("needs an engine")
         address, timeout = self._host.engines[0], self._host.timeout_seconds
         try:
             wanted = wanted_of(policy, [level], address)
         except SandboxError as error:
-            return Lack(f"cannot be asked for: {error.what}", error.hint)
+            return Lack(f"cannot be asked for: {error.what}", error.hint, is_final=True)
         try:
             found = choose(Engine(address, timeout), wanted)
             if found.runtime is None:

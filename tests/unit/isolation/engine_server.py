@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 Answering = Callable[[str, socket.socket], None]
@@ -28,7 +28,8 @@ def serving(directory: Path, answer: Answering) -> Iterator[str]:
                 threading.Thread(target=handle, args=[connection], daemon=True).start()
 
         def handle(connection: socket.socket) -> None:
-            with connection, connection.makefile("rb") as stream:
+            # Suppressed: whoever asked may have hung up, having heard enough elsewhere.
+            with suppress(ConnectionError), connection, connection.makefile("rb") as stream:
                 first = stream.readline().decode().strip()
                 length = 0
                 while (line := stream.readline().strip()) != b"":

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation import view
+from sandbox_kernel.isolation.base import SandboxSpec
 from sandbox_kernel.isolation.container import (
     Allowance,
+    Containers,
+    ContainerSandbox,
     bind,
     container_config,
     explain,
@@ -18,7 +22,7 @@ from sandbox_kernel.isolation.container import (
 )
 from sandbox_kernel.isolation.keeper import volumes_of
 from sandbox_kernel.isolation.owner import OWNER, owner_label
-from sandbox_kernel.isolation.wanted import HOST_TASKS_PER_TASK, Found
+from sandbox_kernel.isolation.wanted import HOST_TASKS_PER_TASK, Found, Wanted
 from sandbox_kernel.paths import policies_directory
 
 LIMITED = Allowance(memory_bytes=512 << 20, processes=100, cpus=1.5)
@@ -105,6 +109,55 @@ def test_a_folder_is_shown_without_its_devices_and_the_keeper_knows_what_to_remo
     by_podman = FOUND._replace(engine="podman").complete(asked_for)
     assert volumes_of(by_podman) == []
     assert by_podman["HostConfig"]["Mounts"] == [bind(Path("/home/ada"), "/home/ada")]
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        volume(Path("/home/ada/nb,src=/home/bob"), "sandbox-kernel-1-a-0"),
+        bind("/home/ada/a,b.csv", "/home/ada/a,b.csv"),
+        bind("/dev/null", "/srv/a,b"),
+        {"Type": "tmpfs", "Target": "/srv/a,b", "ReadOnly": True},
+    ],
+)
+def test_podman_is_not_asked_for_a_path_that_it_would_read_as_another(
+    mount: dict[str, object],
+) -> None:
+    asked_for = container_config(LIMITED, "1" * 64, user="1:1", environment={}, mounts=[mount])
+    assert FOUND.complete(asked_for)["HostConfig"]["Mounts"] == [mount], "Docker reads it as it is"
+    with pytest.raises(SandboxUnavailable, match="comma") as caught:
+        FOUND._replace(engine="podman").complete(asked_for)
+    assert repr(mount["Target"]) in caught.value.what
+    assert "Rename it" in caught.value.hint
+
+
+def sandbox(folder: Path, *levels: tuple[str, str | None]) -> ContainerSandbox:
+    """One that is not started."""
+    wanted = Wanted("unix:///x", levels or (("container", None),), "python", "python", None)
+    spec = SandboxSpec(folder, working_descriptor=-1, python=Path("/usr/bin/python3"))
+    return ContainerSandbox(spec, Containers(wanted, LIMITED, "1" * 64))
+
+
+def test_what_is_known_of_a_sandbox_outlives_its_folder(tmp_path: Path) -> None:
+    """It is asked for with every cell."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir(mode=0o700)
+    made = sandbox(folder)
+    before = made.facts
+    assert f"chmod o+rx {folder}" in " ".join(before.notes), "the control"
+    folder.rmdir()
+    assert made.facts == before
+
+
+def test_a_level_that_the_engine_has_instead_says_why(tmp_path: Path) -> None:
+    made = sandbox(tmp_path, ("gvisor", "runsc"), ("container", None))
+    made.remarks = ("policy prefers process: it is a joke",)
+    why = "policy prefers gvisor: the engine has no runtime 'runsc'"
+    assert why not in made.facts.notes, "it is not known yet"
+    made._containers.found = FOUND
+    assert made.facts.notes[:2] == (*made.remarks, why)
+    made._containers.found = FOUND._replace(level="gvisor", runtime="runsc")
+    assert why not in made.facts.notes
 
 
 def test_it_runs_as_nobody_of_the_host() -> None:

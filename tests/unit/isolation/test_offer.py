@@ -14,7 +14,7 @@ from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation.engine_http import Engine
 from sandbox_kernel.isolation.offer import NothingFound, choose
 from sandbox_kernel.isolation.wanted import Found, Wanted
-from tests.unit.isolation.engine_server import Answering, says, serving
+from tests.unit.isolation.engine_server import Answering, always, says, serving
 
 ID = f"sha256:{'a' * 64}"
 OTHER = f"sha256:{'b' * 64}"
@@ -91,6 +91,46 @@ def test_an_engine_that_does_not_say_what_it_has_gives_no_weaker_level(
         (tmp_path / "engine.sock").unlink()
 
 
+def test_an_engine_that_is_silent_gives_no_weaker_level(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "engine.sock"))
+        listener.listen()
+        address = f"unix://{tmp_path}/engine.sock"
+        with pytest.raises(SandboxUnavailable, match="does not answer") as caught:
+            choose(Engine(address, timeout=0.2), wanted(address))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_an_engine_that_is_dead_gives_no_weaker_level(tmp_path: Path, left: bool) -> None:
+    """Whether it has left its socket, or `DOCKER_HOST` names one that is not there."""
+    if left:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "engine.sock"))
+    address = f"unix://{tmp_path}/engine.sock"
+    with pytest.raises(SandboxUnavailable, match="does not answer"):
+        choose(Engine(address), wanted(address))
+
+
+def test_an_engine_that_talks_nonsense_gives_no_weaker_level(tmp_path: Path) -> None:
+    with pytest.raises(SandboxUnavailable, match="no proper answer"):
+        found(tmp_path, always(b"SSH-2.0-OpenSSH\r\n\r\n"))
+
+
+def test_an_engine_that_is_not_for_this_user_is_known_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(self: socket.socket, address: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    address = f"unix://{tmp_path}/engine.sock"
+    monkeypatch.setattr(socket.socket, "connect", connect)  # root may use every socket
+    with pytest.raises(NothingFound) as nothing:
+        choose(Engine(address), wanted(address))
+    ((level, error),) = nothing.value.missing
+    assert (level, "may not use" in error.what) == ("container", True)
+
+
 @pytest.mark.parametrize(
     "about",
     [
@@ -126,12 +166,28 @@ def test_an_image_that_is_missing_is_missing_at_every_level(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("digests", [[], [f"registry/python@{OTHER}"]])
 def test_a_pinned_image_that_moved_is_refused(tmp_path: Path, digests: list[str]) -> None:
+    """Not missing: that would give way to a weaker level."""
     moved = engine(image={"Id": ID, "RepoDigests": digests})
-    said = missing(tmp_path, moved, digest=f"sha256:{'c' * 64}")
-    assert "not the one that the policy pins" in said["container"]
+    with pytest.raises(SandboxUnavailable, match="not the one that the policy pins"):
+        found(tmp_path, moved, digest=f"sha256:{'c' * 64}")
 
 
 @pytest.mark.parametrize("digest", [ID, OTHER])
 def test_a_pinned_image_is_known_by_its_id_or_its_digest(tmp_path: Path, digest: str) -> None:
     pinned = engine(image={"Id": ID, "RepoDigests": [f"registry/python@{OTHER}"]})
     assert found(tmp_path, pinned, digest=digest).image == ID
+
+
+@pytest.mark.parametrize("config", [None, {}, {"Volumes": None}, {"Volumes": {}}])
+def test_an_image_without_volumes_is_found(tmp_path: Path, config: object) -> None:
+    assert found(tmp_path, engine(image={"Id": ID, "Config": config})).image == ID
+
+
+def test_an_image_with_volumes_is_refused(tmp_path: Path) -> None:
+    """What is written there goes to the host's disk, past every limit."""
+    with_volumes = engine(image={"Id": ID, "Config": {"Volumes": {"/srv": {}, "/data": {}}}})
+    with pytest.raises(
+        SandboxUnavailable, match=r"'python' declares volumes \(/data, /srv\)"
+    ) as caught:
+        found(tmp_path, with_volumes)
+    assert "VOLUME" in caught.value.hint

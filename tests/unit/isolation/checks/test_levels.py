@@ -18,7 +18,7 @@ from sandbox_kernel.isolation.checks.levels import (
 from sandbox_kernel.isolation.checks.offers import Lack, Offers
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.model import Level, Policy
-from tests.unit.isolation.checks.hosts import engine_at, made_up, program
+from tests.unit.isolation.checks.hosts import engine_at, listening, made_up, program
 
 ALL = tuple(NEEDS)
 
@@ -123,6 +123,12 @@ def test_the_shipped_policies_get_process_or_nothing(tmp_path: Path) -> None:
 # what a policy would get of an engine
 
 
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A name that is short enough for a socket."""
+    return tmp_path_factory.mktemp("e") / "s"
+
+
 ID = f"sha256:{'a' * 64}"
 DOCKER = {
     "/version": {"ApiVersion": "1.41", "Components": [{"Name": "Engine"}]},
@@ -176,3 +182,23 @@ def test_an_engine_that_does_not_say_what_it_has_ends_the_search(
         here = policy_here(asking("container", "process"), checks(), offers)
     assert here.level is None
     assert "refuses to tell of itself" in here.why
+
+
+def test_an_engine_that_does_not_answer_ends_the_search_too(tmp_path: Path, place: Path) -> None:
+    policy = asking("container", "process")
+    with listening(place, lambda connection: None) as address:
+        offers = Offers(made_up(tmp_path, engines=(address,), timeout_seconds=0.5))
+        here = policy_here(policy, checks(engine="unknown"), offers)
+    assert (here.level, here.why) == (None, "container needs engine")
+    without = Offers(made_up(tmp_path))
+    assert policy_here(policy, checks(engine="missing"), without).level == "process", "the control"
+
+
+def test_a_list_of_images_that_cannot_be_read_ends_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDBOX_KERNEL_HOME", str(tmp_path))
+    (tmp_path / "images.json").write_text("torn")
+    offers = Offers(made_up(tmp_path, engines=("unix:///nowhere",)))
+    here = policy_here(asking("container", "process"), checks(), offers)
+    assert (here.level, "cannot be read" in here.why) == (None, True)
