@@ -40,9 +40,10 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
 # What these raise on values that do not fit: the cell would raise it too.
 _ERRORS: Final = (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, AttributeError)
 
-_METHODS: Final = frozenset(
+METHODS: Final = frozenset(
     {"decode", "encode", "format", "hex", "join", "lower", "lstrip", "removeprefix", "removesuffix"}
     | {"replace", "rstrip", "split", "strip", "swapcase", "title", "upper", "capitalize"}
+    | {"casefold", "partition", "rpartition", "rsplit", "splitlines"}
 )
 # A width makes text of any length; attributes and items are no matter of placing text.
 _BEYOND_PLACING: Final = re.compile(r"\{[^{}]*[.\[:!]")
@@ -106,24 +107,32 @@ def _percent(left: Any, right: Any) -> Any:
     return bounded(left % right)
 
 
-def method(value: Any, name: str, arguments: Sequence[Any]) -> Any:
-    """``value.name(*arguments)``."""
-    if name not in _METHODS or not isinstance(value, str | bytes):
+def method(
+    value: Any, name: str, arguments: Sequence[Any], named: Mapping[str, Any] | None = None
+) -> Any:
+    """``value.name(*arguments, **named)``."""
+    if name not in METHODS or not isinstance(value, str | bytes):
         return UNKNOWN
     if name in ("decode", "encode"):
         return _recoded(value, name, arguments)
-    if name == "format" and (not isinstance(value, str) or _BEYOND_PLACING.search(value)):
-        return UNKNOWN
+    if name == "format":
+        if not isinstance(value, str) or _BEYOND_PLACING.search(value):
+            return UNKNOWN
+        placed = (*arguments, *(named or {}).values())
+        if value.count("{") * max((len(str(each)) for each in placed), default=0) > MAX_LENGTH:
+            return UNKNOWN
     if name == "replace" and len(arguments) >= 2:
         grown = (
-            value.count(arguments[0]) * len(arguments[1]) if _texts(arguments[:2]) else MAX_LENGTH
+            value.count(arguments[0]) * len(arguments[1])
+            if _texts((value, *arguments[:2]))
+            else MAX_LENGTH
         )
         if grown >= MAX_LENGTH:
             return UNKNOWN
     try:
         if name == "join" and len(arguments[0]) * (len(value) + 1) > MAX_LENGTH:
             return UNKNOWN
-        return bounded(getattr(value, name)(*arguments))
+        return bounded(getattr(value, name)(*arguments, **(named or {})))
     except _ERRORS:
         return UNKNOWN
 
@@ -177,6 +186,8 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "base64.b16decode": base64.b16decode,
     "base64.b85decode": base64.b85decode,
     "base64.a85decode": base64.a85decode,
+    "operator.add": operator.add,
+    "operator.concat": operator.concat,
     "codecs.decode": _change_codec("decode"),
     "codecs.encode": _change_codec("encode"),
     "os.path.join": lambda *parts: "/".join(parts),

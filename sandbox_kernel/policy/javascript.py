@@ -10,7 +10,7 @@ import base64
 import re
 from typing import TYPE_CHECKING, Final
 
-from sandbox_kernel.policy.syntax import Parsed, family, parse_javascript, walk
+from sandbox_kernel.policy.syntax import Effort, Parsed, parse_javascript, upwards
 from sandbox_kernel.policy.verdict import Embedded, Hit, Rule
 
 if TYPE_CHECKING:
@@ -86,32 +86,46 @@ _LETTERS: Final = {
     "\n": "",
 }
 _DEEPEST: Final = 30
-_LONGEST: Final = 64 * 1024
+_FUNCTIONS: Final = frozenset(("function_expression", "function_declaration", "method_definition"))
 
 
-def examine(text: str) -> list[Hit | Embedded]:
-    """Hits and embedded Python, in order. Raises ``Unreadable`` for what takes too long to read."""
+def examine(text: str, deadline: float | None = None) -> list[Hit | Embedded]:
+    """Hits and embedded Python. Raises ``Unreadable`` for what takes too long to read, or goes on
+    past the deadline on ``time.thread_time``.
+    """
     if not text.strip():
         return []
-    parsed = parse_javascript(text)
-    reader = _Reader(parsed)
+    parsed = parse_javascript(text, deadline)
+    reader = _Reader(parsed, Effort(deadline))
     reader.items.append(Hit("javascript.any", "script", 1, 0))
     if parsed.root.has_error:
         reader.items.append(Hit("javascript.unparseable", _short(text.strip()), 1, 0))
-    for node in reader.nodes:
-        reader.visit(node)
+    reader.read()
     return list(dict.fromkeys(reader.items))
 
 
 class _Reader:
-    def __init__(self, parsed: Parsed) -> None:
+    """Reads each node once, behind all that is below it, so that whatever it is made of is known."""
+
+    def __init__(self, parsed: Parsed, effort: Effort) -> None:
         self.items: list[Hit | Embedded] = []
         self._parsed = parsed
-        self.nodes, self._parents = family(parsed.root)
+        self._effort = effort
+        self._nodes = upwards(parsed.root)
+        self._parents = {child.id: node for node in self._nodes for child in node.children}
+        self._values: dict[int, str] = {}  # of the expressions that come to a text, by their ids
         self._constants: dict[str, str] = {}
+        self._searched: set[int] = set()  # arguments whose texts have been looked through
         self._has_kernel = b"kernel" in parsed.data.lower()
 
-    def visit(self, node: Node) -> None:
+    def read(self) -> None:
+        for node in self._nodes:
+            self._effort.look()
+            if (value := self._worked_out(node)) is not None:
+                self._values[node.id] = value
+            self._visit(node)
+
+    def _visit(self, node: Node) -> None:
         kind = node.type
         if kind in (
             "identifier",
@@ -123,15 +137,12 @@ class _Reader:
             self._property(node, _unescaped(self._parsed.text(node)))
         elif kind == "subscript_expression":
             self._subscript(node)
-        elif kind in ("string", "template_string"):
-            self._string(node)
+        elif kind == "string":
+            self._text(node, self._constant(node) or "")
         elif kind in ("call_expression", "new_expression"):
             self._call(node)
         elif kind == "variable_declarator":
             self._declared(node)
-        elif kind == "binary_expression":
-            if (value := self._constant(node)) is not None:
-                self._text(node, value)
         elif kind == "import_statement":
             source = node.child_by_field_name("source")
             value = self._constant(source) if source is not None else None
@@ -216,7 +227,7 @@ class _Reader:
             above = self._parents.get(above.id) if above is not None else None
             if above is None:
                 return True
-            if above.type in ("function_expression", "function_declaration", "method_definition"):
+            if above.type in _FUNCTIONS:
                 return False
         return True
 
@@ -258,10 +269,7 @@ class _Reader:
             if tag is None or tag.lower() in ("script", "iframe", "object", "embed"):
                 self._hit("javascript.inject", f"{name}({tag or '…'})", node)
         elif name in ("require", "requirejs", "define", "config") and values:
-            for each in walk(arguments):
-                value = self._constant(each) if each.type == "string" else None
-                if value is not None and _REMOTE.match(value):
-                    self._hit("javascript.remote_module", value, each)
+            self._remote_texts(arguments)
         elif name in ("get", "post", "load") and self._parsed.text(function).startswith(
             ("$", "jQuery")
         ):
@@ -272,6 +280,21 @@ class _Reader:
             and self._is_page(values[0])
         ):
             self._hit("javascript.dynamic_member", self._parsed.text(node), node)
+
+    def _remote_texts(self, arguments: Node) -> None:
+        """Calls may stand within calls: what was looked through for an inner one is not again."""
+        stack = [arguments]
+        while stack:
+            node = stack.pop()
+            if node.id in self._searched:
+                continue
+            if node.type == "arguments":
+                self._searched.add(node.id)
+            elif node.type == "string":
+                value = self._constant(node)
+                if value is not None and _REMOTE.match(value):
+                    self._hit("javascript.remote_module", value, node)
+            stack.extend(node.children)
 
     def _embed(self, values: list[Node]) -> None:
         code = self._constant(values[0]) if values else None
@@ -294,11 +317,6 @@ class _Reader:
             if constant is not None:
                 self._constants[_unescaped(self._parsed.text(name))] = constant
 
-    def _string(self, node: Node) -> None:
-        value = self._constant(node)
-        # With values in between, the parts still tell: `/api/kernels/${id}`.
-        self._text(node, self._parsed.text(node) if value is None else value)
-
     def _text(self, node: Node, value: str) -> None:
         if _API.search(value):
             self._hit("javascript.server_api", value, node)
@@ -307,50 +325,84 @@ class _Reader:
         elif _MARKUP.search(value):
             self._hit("javascript.inject", value, node)
 
-    def _constant(self, node: Node, depth: int = 0) -> str | None:
+    # Expressions that come to a text --------------------------------------------------------------
+
+    def _constant(self, node: Node) -> str | None:
         """The text that an expression comes to, if it is one whatever happens."""
-        if depth > _DEEPEST:
-            return None
+        return self._values.get(node.id)
+
+    def _worked_out(self, node: Node) -> str | None:
+        """The same, from the values of what is below."""
         kind = node.type
-        if kind == "string" or (
-            kind == "template_string"
-            and not any(child.type == "template_substitution" for child in node.children)
-        ):
+        if kind == "string":
             return _unescaped(self._parsed.text(node)[1:-1])
+        if kind == "template_string":
+            return self._template(node)
         if kind == "identifier":
             return self._constants.get(_unescaped(self._parsed.text(node)))
         if kind == "parenthesized_expression" and node.named_children:
-            return self._constant(node.named_children[-1], depth + 1)
-        if kind == "binary_expression":
-            return self._sum(node, depth)
+            return self._constant(node.named_children[-1])
+        if kind == "binary_expression" and _is_sum(node):
+            above = self._parents.get(node.id)
+            return None if _is_left_of_sum(node, above) else self._sum(node)
         if kind == "call_expression":
             function, arguments = (
                 node.child_by_field_name("function"),
                 node.child_by_field_name("arguments"),
             )
             if function is not None and arguments is not None and arguments.named_children:
-                return self._called(function, arguments.named_children, depth)
+                return self._called(function, arguments.named_children)
         return None
 
-    def _sum(self, node: Node, depth: int) -> str | None:
-        """``"a" + "b" + …``, whose left side may nest as deep as the text is long."""
-        parts: list[str] = []
-        while node.type == "binary_expression":
-            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-            operator = node.child_by_field_name("operator")
-            if left is None or right is None or operator is None or operator.type != "+":
-                return None
-            value = self._constant(right, depth + 1)
-            if value is None or len(parts) > 1000:
-                return None
-            parts.append(value)
-            node = left
-        value = self._constant(node, depth + 1)
-        return None if value is None else "".join([value, *reversed(parts)])[:_LONGEST]
+    def _sum(self, node: Node) -> str | None:
+        """``"a" + "b" + …``, whose left side may nest as deep as the text is long.
 
-    def _called(self, function: Node, values: list[Node], depth: int) -> str | None:
+        Where parts of it are not known, others still tell: ``base + "/api/" + "kernels"``.
+        """
+        parts: list[Node] = []
+        each: Node | None = node
+        while each is not None and _is_sum(each):
+            if (right := each.child_by_field_name("right")) is not None:
+                parts.append(right)
+            each = each.child_by_field_name("left")
+        if each is not None:
+            parts.append(each)
+        return self._whole(node, [self._constant(part) for part in reversed(parts)])
+
+    def _template(self, node: Node) -> str | None:
+        """```/api/${id}```: its values are read by themselves, whatever stands in them."""
+        parts: list[str | None] = []
+        at = node.start_byte + 1
+        for child in node.children:
+            if child.type == "template_substitution":
+                parts.append(_unescaped(self._parsed.slice(at, child.start_byte)))
+                values = child.named_children
+                parts.append(self._constant(values[0]) if len(values) == 1 else None)
+                at = child.end_byte
+        parts.append(_unescaped(self._parsed.slice(at, node.end_byte - 1)))
+        return self._whole(node, parts)
+
+    def _whole(self, node: Node, parts: list[str | None]) -> str | None:
+        """The text of all parts, if all are known. Those that adjoin are looked at in any case."""
+        known: list[str] = []
+        for part in parts:
+            if part is not None:
+                known.append(part)
+            elif known:
+                self._text(node, self._joined("", known))
+                known.clear()
+        whole = self._joined("", known)
+        self._text(node, whole)
+        return None if None in parts else whole
+
+    def _joined(self, glue: str, parts: list[str]) -> str:
+        self._effort.spend(sum(map(len, parts)) + len(glue) * len(parts))
+        return glue.join(parts)
+
+    def _called(self, function: Node, values: list[Node]) -> str | None:
         name = self._last(function)
-        if name == "atob" and (value := self._constant(values[0], depth + 1)) is not None:
+        if name == "atob" and (value := self._constant(values[0])) is not None:
+            self._effort.spend(len(value))
             try:
                 return base64.b64decode(value).decode("latin-1")
             except ValueError:  # not base64: the browser would raise
@@ -361,12 +413,26 @@ class _Reader:
                 return "".join(chr(min(int(number), 0x10FFFF)) for number in numbers)
         if name == "join" and function.type == "member_expression":
             array = function.child_by_field_name("object")
-            glue = self._constant(values[0], depth + 1)
+            glue = self._constant(values[0])
             if array is not None and array.type == "array" and glue is not None:
-                parts = [self._constant(item, depth + 1) for item in array.named_children[:1000]]
+                parts = [self._constant(item) for item in array.named_children[:1000]]
                 if all(part is not None for part in parts):
-                    return glue.join(part for part in parts if part is not None)[:_LONGEST]
+                    return self._joined(glue, [part for part in parts if part is not None])
         return None
+
+
+def _is_sum(node: Node) -> bool:
+    if node.type != "binary_expression":
+        return False
+    operator = node.child_by_field_name("operator")
+    return operator is not None and operator.type == "+"
+
+
+def _is_left_of_sum(node: Node, above: Node | None) -> bool:
+    if above is None or not _is_sum(above):
+        return False
+    left = above.child_by_field_name("left")
+    return left is not None and left.id == node.id
 
 
 def _unescaped(text: str) -> str:

@@ -2,7 +2,8 @@
 
 Always a verdict, in bounded time. What is small is read here, against the clock. Reading cannot be
 stopped in the middle (Python's own parser has no clock), so what is large is read in a fork that is
-killed when its time is over; what was not read in time is denied.
+killed when its time is over; what was not read in time is denied. So is all that holds another language:
+the parsers of those can take minutes over half a kilobyte, or crash.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sandbox_kernel.policy import python
 from sandbox_kernel.policy.model import Code
 from sandbox_kernel.policy.python_memory import Memory
 from sandbox_kernel.policy.python_nodes import Nodes
+from sandbox_kernel.policy.python_report import Listed
 from sandbox_kernel.policy.rules import rule
 from sandbox_kernel.policy.source import FAILED, TOO_LONG, Source, Unreadable, read_cell
 from sandbox_kernel.policy.verdict import (
@@ -61,6 +63,10 @@ class Text(NamedTuple):
     depth: int
 
 
+class OtherLanguage(Exception):
+    """A text in a language that is read in a fork only."""
+
+
 class Places:
     """Where the lines of a text stand in the cell, which may quote or escape them."""
 
@@ -93,8 +99,11 @@ class Judge:
     def __init__(self, code: Code) -> None:
         self._code = code
         self._memory = Memory()
+        self._listed = Listed.of(code.imports)
         self._allows_everything = allows_everything(code)
         self._inner_is_newer = False
+        # Whether this is the fork, which may be killed.
+        self._is_apart = False
         self._trees: list[Nodes] = []
 
     def know_inner_python(self, version: object) -> None:
@@ -136,7 +145,16 @@ class Judge:
         )
         if size_bytes > self._code.max_bytes:
             return self._decide([Hit("cell.too_large", "", 1, 0)])
-        return self._read(texts) if size_bytes <= LARGE_BYTES else self._read_apart(texts)
+        if size_bytes <= LARGE_BYTES:
+            try:
+                return self._read(texts)
+            except OtherLanguage:
+                load_parsers()  # once here, rather than in every fork against its clock
+                self._memory.begin()
+                self.tidy()
+        elif any(mark in text for text in texts for mark in "%!"):
+            load_parsers()
+        return self._read_apart(texts)
 
     def _read(self, texts: list[str]) -> Verdict:
         deadline = time.thread_time() + SECONDS
@@ -144,6 +162,8 @@ class Judge:
         gc.disable()  # a syntax tree has thousands of objects and no cycles to be found among them
         try:
             return self._decide(hit for text in texts for hit in self._hits(text, deadline))
+        except OtherLanguage:
+            raise
         except Exception:
             # A fault of the check itself: the wrapper's log has it, and the cell does not run.
             traceback.print_exc()
@@ -156,8 +176,6 @@ class Judge:
         """The same in a fork, which has all that it needs in memory."""
         import pickle  # 10 ms that no start pays
 
-        if any(mark in text for text in texts for mark in "%!"):
-            load_parsers()  # once here, rather than in every fork against its clock
         read_end, write_end = os.pipe()
         pid = quiet_fork()
         if not pid:
@@ -165,6 +183,7 @@ class Judge:
             # Ends it, whatever it is in the middle of.
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
+                self._is_apart = True
                 verdict = self._read(texts)
                 with os.fdopen(write_end, "wb") as pipe:
                     pickle.dump((verdict, self._memory.proposed), pipe)
@@ -220,11 +239,13 @@ class Judge:
         if text.language == "python":
             yield from self._python_items(text, places, deadline)
             return
+        if not self._is_apart:
+            raise OtherLanguage
         if text.language == "shell":
             from sandbox_kernel.policy import shell as validator
         else:
             from sandbox_kernel.policy import javascript as validator  # type: ignore[no-redef]
-        for item in validator.examine(text.text):
+        for item in validator.examine(text.text, deadline):
             line, column = places.find(item.line, item.column)
             yield item._replace(line=line, column=column)
 
@@ -232,7 +253,8 @@ class Judge:
         self, text: Text, places: Places, deadline: float
     ) -> Iterator[Hit | Embedded]:
         for source in self._readings(text, deadline):
-            for item in python.examine(source.code, self._memory, deadline, self._trees):
+            items = python.examine(source.code, self._memory, deadline, self._trees, self._listed)
+            for item in items:
                 place = places.find(*source.locate(item.line, item.column))
                 moved = item
                 if place != (item.line, item.column):

@@ -365,6 +365,14 @@ def _autocall(magic: Magic) -> _Items:
         yield _hit(magic, "magic.autocall")
 
 
+def _plots(magic: Magic) -> _Items:
+    """``%matplotlib module://name`` imports that module; IPython makes small letters of it first."""
+    for word in magic.arguments.lower().split():
+        _, is_module, name = word.strip("\"'").rpartition("module://")
+        if is_module:
+            yield _hit(magic, "python.import", name)
+
+
 def _file_command(magic: Magic) -> _Items:
     """``%ls``, ``%rm`` and the like are aliases of shell commands."""
     command = {"ll": "ls", "lf": "ls", "lk": "ls", "ldir": "ls", "lx": "ls"}.get(
@@ -409,6 +417,7 @@ _KINDS: Final[dict[str, Callable[[Magic], _Items]]] = {
         (_autocall, "autocall rehashx"),
         (_file_command, "ls ll lf lk ldir lx cat cp mv rm rmdir mkdir man less more"),
         (_connection, "connect_info qtconsole"),
+        (_plots, "matplotlib pylab"),
     )
     for name in bearers.split()
 }  # fmt: skip

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Final
 
 from sandbox_kernel.policy import python_tables as tables
 from sandbox_kernel.policy.python_binding import bind_names, standings_of, texts_of
 from sandbox_kernel.policy.python_calls import examine_call
 from sandbox_kernel.policy.python_display import examine_display
+from sandbox_kernel.policy.python_imports import examine_imports, examine_module
 from sandbox_kernel.policy.python_memory import Memory
 from sandbox_kernel.policy.python_names import IMPORTERS, Names
 from sandbox_kernel.policy.python_nodes import Nodes
-from sandbox_kernel.policy.python_report import Item, Report
+from sandbox_kernel.policy.python_patterns import examine_patterns, plain_match_args
+from sandbox_kernel.policy.python_report import NOTHING_LISTED, Item, Listed, Report
 from sandbox_kernel.policy.python_rules import RULES
 from sandbox_kernel.policy.python_shell import examine_shell, examine_shell_attribute
 from sandbox_kernel.policy.python_text import examine_text
@@ -29,6 +31,7 @@ from sandbox_kernel.policy.source import Unreadable
 __all__ = ["RULES", "Memory", "examine"]
 
 _FEW: Final = 16  # processes that a loop may fork
+_NO_MODULES: Final = frozenset({"get_ipython", "__class__"})  # known whatever they are taken of
 _TOO_DEEP: Final = "is nested too deeply"
 _FLAGS: Final = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -38,11 +41,13 @@ def examine(
     memory: Memory | None = None,
     deadline: float | None = None,
     trees: list[Nodes] | None = None,
+    listed: Listed = NOTHING_LISTED,
 ) -> list[Item]:
     """Everything that a rule is about, and text of other languages, in the order of the code.
 
     What the cell's names stand for is proposed to ``memory``. The tree is added to ``trees``: to free
-    its thousands of nodes takes a tenth of the time, and can wait. Raises ``Unreadable`` if the code
+    its thousands of nodes takes a tenth of the time, and can wait. ``listed`` are the modules within
+    modules that the policy tells from the rest. Raises ``Unreadable`` if the code
     does not parse, or is not read when ``deadline`` (on ``time.thread_time``) has passed.
     """
     with warnings.catch_warnings():
@@ -51,9 +56,9 @@ def examine(
         if trees is not None:
             trees.append(nodes)
         names = bind_names(nodes, memory)
-        report = Report(code)
+        report = Report(code, listed)
         try:
-            _examine_imports(nodes, names, report)
+            examine_imports(nodes, report)
             called = {id(call.func) for call in nodes.of(ast.Call)}
             _examine_names(nodes, names, report, called)
             _examine_attributes(nodes, names, report, called)
@@ -62,6 +67,7 @@ def examine(
                 examine_call(call, names, report)
             examine_text(nodes, names, report)
             examine_display(nodes, names, report)
+            examine_patterns(nodes, names, report)
             _examine_shapes(nodes, names, report)
             if report.shells:
                 examine_shell(nodes, names, report)
@@ -87,33 +93,9 @@ def _parse(code: str) -> ast.Module:
 # What is reported ----------------------------------------------------------------------------------
 
 
-def _examine_imports(nodes: Nodes, names: Names, report: Report) -> None:
-    for node in nodes.of(ast.Import):
-        for alias in node.names:
-            report.hit("python.import", alias.name, alias)
-    for node in nodes.of(ast.ImportFrom):
-        module = "." * node.level + (node.module or "")
-        report.hit("python.import", module, node)
-        for alias in node.names:
-            whole = f"{module}.{alias.name}"
-            if (inner := tables.inner_module(module, alias.name)) is not None:
-                report.hit("python.transitive_module", whole, alias)
-                report.hit("python.import", inner, alias)
-            elif whole in tables.MODULES:
-                report.hit("python.import", whole, alias)
-            _report_rules([whole], alias, report)
-            if (rule := tables.ATTRIBUTES.get(alias.name)) is not None:
-                report.hit(rule, whole, alias)
-
-
-def _report_rules(standings: Iterable[str], node: ast.AST, report: Report) -> None:
-    for name in standings:
-        for rule in tables.rules_on(name):
-            report.hit(rule, name.removeprefix("builtins."), node)
-
-
 def _examine_names(nodes: Nodes, names: Names, report: Report, called: Container[int]) -> None:
     harmless: set[str] = set()  # most names are, and come again and again
+    plain = plain_match_args(nodes, names)
     for node in nodes.of(ast.Name):
         name = node.id
         if name in harmless:
@@ -129,12 +111,14 @@ def _examine_names(nodes: Nodes, names: Names, report: Report, called: Container
         ):
             harmless.add(name)
             continue
-        if attribute is not None:
+        # `__spec__ = None` takes nothing.
+        takes = type(node.ctx) is ast.Load or name != "__spec__"
+        if attribute is not None and takes and id(node) not in plain:
             report.hit(attribute, name, node)
         if type(node.ctx) is ast.Load:
             if is_shell:
                 report.shells.append(node)
-            _report_rules(standings, node, report)
+            report.uses(standings, node)
             if notable and names.is_hidden(name):
                 report.hit("python.shadowed_builtin", name, node)
             if notable and id(node) not in called:
@@ -153,10 +137,14 @@ def _examine_handed_on(standings: Iterable[str], node: ast.AST, report: Report) 
 def _examine_attributes(nodes: Nodes, names: Names, report: Report, called: Container[int]) -> None:
     # `'google.colab' in sys.modules` takes nothing out of it.
     asked = {id(side) for node in nodes.of(ast.Compare) for side in node.comparators}
+    facts = _facts_about_code(nodes)
     for node in nodes.of(ast.Attribute):
         if node.attr == "modules" and id(node) in asked:
             continue
         name = node.attr
+        if id(node) in facts:
+            report.hit("python.inspect_frames", name, node)
+            continue
         if (rule := tables.ATTRIBUTES.get(name)) is not None:
             report.hit(rule, name, node)
             if rule == "python.code_access" and type(node.ctx) is not ast.Load:
@@ -168,10 +156,10 @@ def _examine_attributes(nodes: Nodes, names: Names, report: Report, called: Cont
         ):
             report.hit("python.code_objects", "__code__.replace", node)
         if standings := names.resolve(node):
-            _report_rules(standings, node, report)
+            report.uses(standings, node)
             bases = names.resolve(node.value)
-            if not bases or name in tables.INNER_NAMES:
-                _examine_inner_module(node, bases, report)
+            if name in tables.MODULE_NAMES or not (bases or name in _NO_MODULES):
+                examine_module(node, bases, report)
             if id(node) not in called:
                 _examine_handed_on(standings, node, report)
             if not tables.SHELL_ITSELF.isdisjoint(standings):
@@ -182,37 +170,36 @@ def _examine_attributes(nodes: Nodes, names: Names, report: Report, called: Cont
                 report.hit("python.builtins_access", f"builtins.{name}", node)
 
 
+def _facts_about_code(nodes: Nodes) -> set[int]:
+    """The parts of ``sys._getframe(1).f_code.co_name``, the way of logs to say where they are."""
+    found: set[int] = set()
+    for node in nodes.of(ast.Attribute):
+        if node.attr not in tables.CODE_FACTS:
+            continue
+        step = node.value
+        if isinstance(step, ast.Attribute) and step.attr == "f_code":
+            found.add(id(step))
+            step = step.value
+            while isinstance(step, ast.Attribute) and step.attr in tables.TO_FRAMES:
+                found.add(id(step))
+                step = step.value
+            if isinstance(step, ast.Call) and getattr(step.func, "attr", "") == "_getframe":
+                found.add(id(step.func))
+    return found
+
+
 def _examine_items(nodes: Nodes, names: Names, report: Report) -> None:
     """``os.__dict__['system']``, ``sys.modules['os']``."""
     for node in nodes.of(ast.Subscript):
         standings = names.resolve(node)
-        _report_rules(standings, node, report)
+        report.uses(standings, node)
         if not tables.SHELL_ITSELF.isdisjoint(standings):
             report.shells.append(node)
-
-
-def _examine_inner_module(node: ast.Attribute, bases: Collection[str], report: Report) -> None:
-    if not bases:
-        report.hit("python.transitive_module", f"….{node.attr}", node)
-    for base in bases:
-        if (inner := tables.inner_module(base, node.attr)) is not None:
-            report.hit("python.transitive_module", f"{base}.{node.attr}", node)
-            report.hit("python.import", inner, node)
 
 
 def _examine_shapes(nodes: Nodes, names: Names, report: Report) -> None:
     for node in nodes.unknown:
         report.hit("python.unknown_syntax", type(node).__name__, node)
-    for node in nodes.of(ast.MatchClass):
-        for attribute in node.kwd_attrs:
-            if (rule := tables.ATTRIBUTES.get(attribute)) is not None:
-                report.hit(rule, attribute, node)
-            elif attribute[:2] == attribute[-2:] == "__":
-                report.hit("python.class_walk", attribute, node)
-            elif tables.inner_module("", attribute) is not None:
-                report.hit("python.transitive_module", f"….{attribute}", node)
-    for node in nodes.of(ast.Match):
-        _examine_match(node, names, report)
     for node in nodes.of(ast.arg, ast.AnnAssign):
         _examine_annotation(node.annotation, report)
     for node in nodes.of(ast.FunctionDef, ast.AsyncFunctionDef):
@@ -225,15 +212,6 @@ def _examine_shapes(nodes: Nodes, names: Names, report: Report) -> None:
         or "environ" in names.standing
     ):
         _examine_environment(nodes, names, report)
-
-
-def _examine_match(node: ast.Match, names: Names, report: Report) -> None:
-    """``match os: case object(system=f)`` is ``f = os.system``."""
-    subjects = names.resolve(node.subject)
-    for pattern in (case.pattern for case in node.cases if subjects):
-        if isinstance(pattern, ast.MatchClass):
-            for attribute in pattern.kwd_attrs:
-                _report_rules((f"{base}.{attribute}" for base in subjects), pattern, report)
 
 
 def _examine_annotation(node: ast.expr | None, report: Report) -> None:

@@ -14,10 +14,11 @@ from sandbox_kernel.policy import python_tables as tables
 from sandbox_kernel.policy.expansion import expressions
 from sandbox_kernel.policy.fold import UNKNOWN
 from sandbox_kernel.policy.python_display import examine_shown
-from sandbox_kernel.policy.python_names import Names
+from sandbox_kernel.policy.python_names import OF_LAMBDA, Names
 from sandbox_kernel.policy.python_report import Report
 
 _MOST_PARTS: Final = 100
+_SETTERS: Final = frozenset({"builtins.setattr", "__setattr__"})
 _COMMAND_KEYWORDS: Final = frozenset({"cmd", "command"})
 
 
@@ -59,13 +60,10 @@ def examine_call(node: ast.Call, names: Names, report: Report) -> None:
         if name in tables.SHELL_ITSELF:
             report.shells.append(node)
         if not name.endswith(")"):  # what a call such as getattr(os, 'system') gives
-            for rule in tables.rules_on(name):
-                report.hit(rule, name.removeprefix("builtins."), node)
-    if isinstance(node.func, ast.Attribute):
-        if (examine := _BY_METHOD.get(node.func.attr)) is not None:
-            examine(_Call(node, node.func.attr, names, report))
-    elif isinstance(node.func, ast.Call):
-        _built_function(_Call(node, "type(...)", names, report))
+            report.uses((name,), node)
+    function = node.func
+    if isinstance(function, ast.Attribute) and function.attr in _BY_METHOD:
+        _BY_METHOD[function.attr](_Call(node, function.attr, names, report))
 
 
 # Code ----------------------------------------------------------------------------------------------
@@ -130,13 +128,11 @@ def _gets_attribute(call: _Call) -> None:
     bases = [] if call.argument(0) is None else call.names.resolve(call.node.args[0])
     if isinstance(attribute, str):
         for base in bases:
-            if (inner := tables.inner_module(base, attribute)) is not None:
-                call.hit("python.transitive_module", f"{base}.{attribute}")
-                call.hit("python.import", inner)
-        if attribute == "__code__" and call.name == "builtins.setattr":
+            call.report.takes_module(base, attribute, call.node)
+        if attribute == "__code__" and call.name in _SETTERS:
             call.hit("python.code_objects", "__code__")
-        if attribute in tables.ATTRIBUTES:
-            call.hit(tables.ATTRIBUTES[attribute], attribute)
+        if attribute in tables.ATTRIBUTES_BY_NAME:
+            call.hit(tables.ATTRIBUTES_BY_NAME[attribute], attribute)
     elif any(base.partition(".")[0] in tables.GUESSED and "(" not in base for base in bases):
         call.hit("python.dynamic_attribute", f"getattr({bases[0]}, …)")
 
@@ -148,24 +144,38 @@ def _makes_getter(call: _Call) -> None:
         if not isinstance(path, str):
             call.hit("python.dynamic_attribute")
             continue
-        for part in path.split(".")[:_MOST_PARTS]:
-            if part in tables.ATTRIBUTES:
-                call.hit(tables.ATTRIBUTES[part], part)
+        *through, last = path.split(".")[:_MOST_PARTS]
+        for part in through:
+            if (module := tables.reexported("", part)) is not None:
+                call.hit("python.import", module)
+        for part in (*through, last):
+            if part in tables.ATTRIBUTES_BY_NAME:
+                call.hit(tables.ATTRIBUTES_BY_NAME[part], part)
             elif tables.inner_module("", part) is not None:
                 call.hit("python.transitive_module", path[:80])
 
 
+def _method_gets_attribute(call: _Call) -> None:
+    """``object.__getattribute__(x, 'name')``."""
+    if len(call.node.args) > 1:
+        _gets_attribute(call)
+
+
+def _wraps(call: _Call) -> None:
+    """``functools.update_wrapper(f, g, assigned=('__code__',))`` makes the one the other."""
+    is_direct = call.name == "functools.update_wrapper"
+    taken = call.constant(2 if is_direct else 1, "assigned")
+    if isinstance(taken, list) and "__code__" in taken:
+        call.hit("python.code_objects", "__code__")
+
+
 def _built_function(call: _Call) -> None:
     """``type(f)(compile(…), {})``: a function made of a code object."""
-    maker = call.node.func
-    assert isinstance(maker, ast.Call)
-    if "builtins.type" not in call.names.resolve(maker.func) or len(maker.args) != 1:
-        return
     made_of = call.names.resolve(call.node.args[0]) if call.node.args else ()
     of_code = any(name in ("builtins.compile()", "marshal.loads()") for name in made_of)
     of_code = of_code or any(name.endswith("__code__") for name in made_of)
-    if of_code or isinstance(maker.args[0], ast.Lambda):
-        call.hit("python.code_objects")
+    if of_code or call.name == OF_LAMBDA:
+        call.hit("python.code_objects", "type(…)")
 
 
 # Data that runs code -------------------------------------------------------------------------------
@@ -184,8 +194,11 @@ def _loads_yaml(call: _Call) -> None:
 
 
 def _loads_array(call: _Call) -> None:
-    allow = next((key.value for key in call.node.keywords if key.arg == "allow_pickle"), None)
-    if allow is not None and call.names.fold(allow) is not False:
+    allow = call.argument(2, "allow_pickle")
+    # Which arguments are spread out is not looked at.
+    spread = any(key.arg is None for key in call.node.keywords)
+    spread = spread or any(isinstance(argument, ast.Starred) for argument in call.node.args)
+    if spread or (allow is not None and call.names.fold(allow) is not False):
         call.hit("python.load_model")
 
 
@@ -193,6 +206,17 @@ def _queries(call: _Call) -> None:
     text = call.constant(0, "expr")
     if isinstance(text, str) and tables.QUERY_ESCAPE.search(tables.QUOTED.sub("''", text)):
         call.hit("python.query_escape", text[:80])
+        code = tables.QUERY_NAMES.sub("_", text.replace("@", "")).strip()
+        if _is_python(code):  # what it calls is to be judged as if the cell did
+            call.report.embedded("python", code, call.node)
+
+
+def _is_python(code: str) -> bool:
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError, SystemError):
+        return False
+    return True
 
 
 # Commands ------------------------------------------------------------------------------------------
@@ -280,6 +304,9 @@ def _kills(call: _Call) -> None:
 def _shell_method(call: _Call, method: str) -> None:
     if method in tables.SHELL_RUNS_COMMAND:
         command = call.constant(0, "cmd")
+        # `!ls` and `x = !ls` are these methods by now; %system and %sx do the same.
+        call.hit("magic", "sx" if method.startswith("getoutput") else "system")
+        call.hit("magic.shell", f"!{command}"[:80] if isinstance(command, str) else "!…")
         if isinstance(command, str):
             call.report.embedded("shell", command, call.node)
             for found in expressions(command):
@@ -361,6 +388,8 @@ _BY_NAME: Final[Mapping[str, Callable[[_Call], None]]] = {
         ("builtins.getattr", "builtins.setattr", "inspect.getattr_static"), _gets_attribute
     ),
     "operator.attrgetter": _makes_getter,
+    **dict.fromkeys(("functools.update_wrapper", "functools.wraps"), _wraps),
+    **dict.fromkeys(("builtins.type()", OF_LAMBDA), _built_function),
     **dict.fromkeys(("pickle.loads", "_pickle.loads", "dill.loads", "marshal.loads"), _unpickles),
     **dict.fromkeys(("cloudpickle.loads", "jsonpickle.decode"), _unpickles),
     **dict.fromkeys(("yaml.load", "yaml.load_all"), _loads_yaml),
@@ -373,6 +402,8 @@ _BY_NAME: Final[Mapping[str, Callable[[_Call], None]]] = {
     **dict.fromkeys(("builtins.open", "io.open", "codecs.open"), _opens),
 }
 _BY_METHOD: Final[Mapping[str, Callable[[_Call], None]]] = {
+    "__getattribute__": _method_gets_attribute,
+    "__setattr__": _method_gets_attribute,
     "query": _queries,
     "eval": _queries,
     "write_text": _writes,

@@ -83,7 +83,7 @@ class Constants(ABC):
         parts = []
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
-                if part.format_spec is not None or part.conversion != -1:
+                if part.format_spec is not None or part.conversion not in (-1, ord("s")):
                     return UNKNOWN
                 part = part.value
             parts.append(self.fold(part, depth))
@@ -139,11 +139,27 @@ class Constants(ABC):
                 return UNKNOWN if arguments is None else fold.call(name, arguments)
             if name == "builtins.map" and len(node.args) == 2:
                 return self._fold_map(node, depth)
+            if name.startswith(("builtins.str.", "builtins.bytes.")):  # str.lower('X')
+                of_class = self._arguments(node, depth)
+                if of_class:
+                    return fold.method(of_class[0], name.rpartition(".")[2], of_class[1:])
         if not isinstance(node.func, ast.Attribute):
             return UNKNOWN
         value = self.fold(node.func.value, depth)
-        arguments = None if value is UNKNOWN else self._arguments(node, depth)
+        if value is UNKNOWN:
+            return UNKNOWN
+        if node.func.attr == "format" and node.keywords:
+            return self._fold_format(value, node, depth)
+        arguments = self._arguments(node, depth)
         return UNKNOWN if arguments is None else fold.method(value, node.func.attr, arguments)
+
+    def _fold_format(self, value: Any, node: ast.Call, depth: int) -> Any:
+        """``'{a}{b}'.format(a='sys', b='tem')``."""
+        arguments = [self.fold(argument, depth) for argument in node.args]
+        named = {key.arg: self.fold(key.value, depth) for key in node.keywords if key.arg}
+        if len(named) < len(node.keywords) or UNKNOWN in (*arguments, *named.values()):
+            return UNKNOWN
+        return fold.method(value, "format", arguments, named)
 
     def _fold_map(self, node: ast.Call, depth: int) -> Any:
         over = self.fold(node.args[1], depth)

@@ -27,9 +27,19 @@ IMPORTERS: Final = frozenset(
 )
 _LOCATORS: Final = frozenset({"pydoc.locate", "pkgutil.resolve_name"})
 _GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static"})
-_PASSING: Final = frozenset({"functools.partial", "importlib.reload", "copy.copy"})
-_NOT_JUST_MEMBERS: Final = tables.INNER_NAMES | tables.BACK_TO_SHELL | {"__builtins__", "__self__"}
-_NAMESPACES: Final = frozenset({"builtins.globals()", "builtins.locals()", "builtins.vars()"})
+_PASSING: Final = frozenset({"functools.partial", "importlib.reload", "copy.copy", "builtins.dict"})
+_TO_SHELL: Final = tables.BACK_TO_SHELL | {"get_ipython", "instance", "_instance"}
+_NOT_JUST_MEMBERS: Final = tables.MODULE_NAMES | tables.BUILTINS_ITSELF | _TO_SHELL | {"__self__"}
+_NAMESPACES: Final = frozenset(
+    {"builtins.globals()", "builtins.locals()", "builtins.vars()"}
+    | {f"{tables.SHELL}.user_ns", f"{tables.SHELL}.user_global_ns"}
+)
+# What gives an item of a mapping: a method of it, or a function that is given it and the key.
+_TAKES_ITEM: Final = (".get", ".__getitem__", ".pop", ".setdefault")
+_ITEM_OF: Final = frozenset({f"builtins.dict{method}" for method in _TAKES_ITEM}) | {
+    "operator.getitem"
+}
+OF_LAMBDA: Final = "type(lambda)"  # the type of functions, by another name
 
 
 class Names(Constants):
@@ -60,8 +70,8 @@ class Names(Constants):
                     self.outer.add(last)
                     self._add(last, [f"{module}.{last}"])
                 continue
-            inner = tables.inner_module(module, alias.name)
-            self._add(alias.asname or alias.name, [inner or f"{module}.{alias.name}"])
+            # Whatever it is taken out of, as the shell's own function is.
+            self._add(alias.asname or alias.name, [self._member(module, alias.name)])
 
     def bind(self, target: ast.expr, value: ast.expr) -> None:
         """Follow ``target = value``."""
@@ -99,7 +109,7 @@ class Names(Constants):
             return standing
         if name in self.outer or self._before(name) is not None:
             return ()
-        if name == "__builtins__":
+        if name in tables.BUILTINS_ITSELF:
             return ("builtins",)
         if name in tables.BUILTINS:
             return (f"builtins.{name}",)
@@ -162,6 +172,10 @@ class Names(Constants):
         if not bases:
             if node.attr == "_ip" and not _is_of_self(node.value):
                 return (tables.SHELL,)  # as `exit` and `quit` have it
+            if node.attr == "get_ipython":
+                return ("get_ipython",)
+            if node.attr == "__class__" and type(node.value) is ast.Lambda:
+                return (OF_LAMBDA,)
             inner = tables.inner_module(None, node.attr)
             if inner is None and getattr(node.value, "attr", None) == "os":
                 inner = f"os.{node.attr}" if tables.is_run_by_os(node.attr) else None
@@ -174,15 +188,14 @@ class Names(Constants):
     def _member(self, base: str, attribute: str) -> str:
         if attribute not in _NOT_JUST_MEMBERS:
             return f"{base}.{attribute}"
-        if attribute == "__builtins__":
+        if attribute in tables.BUILTINS_ITSELF:
             return "builtins"
         if attribute == "__self__" and base.startswith("builtins."):
             return "builtins"
-        if attribute in tables.BACK_TO_SHELL and (
-            attribute == "_ip" or base.startswith(tables.SHELL)
-        ):
-            return tables.SHELL
-        return tables.inner_module(base, attribute) or f"{base}.{attribute}"
+        if attribute in _TO_SHELL:
+            return _back_to_shell(base, attribute)
+        inner = tables.inner_module(base, attribute) or tables.reexported(base, attribute)
+        return inner or f"{base}.{attribute}"
 
     def _call(self, node: ast.Call, depth: int) -> Standing:
         functions = self.resolve(node.func, depth)
@@ -201,10 +214,18 @@ class Names(Constants):
                 bases = self.resolve(arguments[0], depth)
                 return tuple(self._member(base, attribute) for base in bases)
             return ()
-        if name.endswith((".__getattribute__", ".__dict__.get", ".__dict__.__getitem__")):
+        if name.endswith(".__getattribute__"):
             key = self.fold(arguments[-1], depth) if arguments else UNKNOWN
-            base = name.removesuffix(".get").removesuffix(".__getitem__").rpartition(".")[0]
-            return (self._member(base, key),) if isinstance(key, str) else ()
+            bases = (name.rpartition(".")[0],)
+            if len(arguments) > 1:  # object.__getattribute__(os, 'system')
+                bases = self.resolve(arguments[0], depth)
+            return tuple(self._member(base, key) for base in bases) if isinstance(key, str) else ()
+        if name in _ITEM_OF and len(arguments) > 1:
+            return self._items(self.resolve(arguments[0], depth), arguments[1], depth)
+        if name.endswith(_TAKES_ITEM) and arguments:
+            base = name.rpartition(".")[0]
+            if _is_namespace(base):
+                return self._items((base,), arguments[0], depth)
         if name in IMPORTERS or name in _LOCATORS or name == "sys.modules.get":
             module = self.fold(arguments[0], depth) if arguments else UNKNOWN
             if not isinstance(module, str) or len(module) > _MAX_LENGTH:
@@ -215,16 +236,28 @@ class Names(Constants):
             return tuple(f"{base}.__dict__" for base in self.resolve(arguments[0], depth))
         if name in _PASSING and arguments:
             return self.resolve(arguments[0], depth)
+        if name.endswith(".copy") and _is_namespace(name[:-5]):
+            return (name[:-5],)
+        if name == "builtins.type" and arguments and type(arguments[0]) is ast.Lambda:
+            return (OF_LAMBDA,)
         return (f"{name}()",) if len(name) < _MAX_LENGTH else ()
 
     def _subscript(self, node: ast.Subscript, depth: int) -> Standing:
         bases = self.resolve(node.value, depth)
-        key = self.fold(node.slice, depth) if bases else UNKNOWN
+        return self._items(bases, node.slice, depth) if bases else ()
+
+    def _items(self, bases: Standing, key_node: ast.expr, depth: int) -> Standing:
+        key = self.fold(key_node, depth)
         if not isinstance(key, str) or len(key) > _MAX_LENGTH:
-            return ()
+            key = None
         return tuple(chain.from_iterable(self._item(base, key) for base in bases))
 
-    def _item(self, base: str, key: str) -> Standing:
+    def _item(self, base: str, key: str | None) -> Standing:
+        if base not in _NAMESPACES and base.startswith(tables.SHELL):
+            # A part of the shell, which leads back to it.
+            return (f"{base}[]",) if len(base) < _MAX_LENGTH else ()
+        if key is None:
+            return ()
         if base == "sys.modules":
             return (key,)
         if base in _NAMESPACES or base.endswith(".__globals__"):
@@ -239,6 +272,20 @@ class Names(Constants):
     def _either(self, node: ast.IfExp, depth: int) -> Standing:
         return self.resolve(node.body, depth) + self.resolve(node.orelse, depth)
 
+    def _united(self, node: ast.BinOp, depth: int) -> Standing:
+        """``globals() | {}``."""
+        if type(node.op) is not ast.BitOr:
+            return ()
+        return self.resolve(node.left, depth) + self.resolve(node.right, depth)
+
+    def _spread(self, node: ast.Dict, depth: int) -> Standing:
+        """``{**globals()}``."""
+        if None not in node.keys:
+            return ()
+        pairs = zip(node.keys, node.values, strict=True)
+        spread = [value for key, value in pairs if key is None][:4]
+        return tuple(chain.from_iterable(self.resolve(value, depth) for value in spread))
+
     def _any(self, node: ast.BoolOp, depth: int) -> Standing:
         return tuple(chain.from_iterable(self.resolve(value, depth) for value in node.values[:4]))
 
@@ -252,6 +299,8 @@ class Names(Constants):
         ast.NamedExpr: _named,
         ast.IfExp: _either,
         ast.BoolOp: _any,
+        ast.BinOp: _united,
+        ast.Dict: _spread,
         ast.Await: _await,
     }
 
@@ -266,6 +315,25 @@ class _Remembered(dict[str, Standing]):
     def __missing__(self, name: str) -> Standing:
         answer = self[name] = self._ask(name)
         return answer
+
+
+def _is_namespace(name: str) -> bool:
+    """Whether its items are what names stand for."""
+    return (
+        name in _NAMESPACES or name == "sys.modules" or name.endswith((".__dict__", ".__globals__"))
+    )
+
+
+def _back_to_shell(base: str, attribute: str) -> str:
+    """IPython's shell, or what gives it, where the attribute of that name is it."""
+    if attribute == "get_ipython":
+        return attribute  # of whatever module has imported it
+    if attribute in tables.BACK_TO_SHELL:
+        is_shell = attribute == "_ip" or base.startswith(tables.SHELL)
+        return tables.SHELL if is_shell else f"{base}.{attribute}"
+    if not base.endswith(tables.SHELL_CLASSES):
+        return f"{base}.{attribute}"
+    return tables.SHELL if attribute == "_instance" else "IPython.InteractiveShell.instance"
 
 
 def _is_chain(node: ast.expr) -> bool:

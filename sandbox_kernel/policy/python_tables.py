@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
@@ -64,7 +65,9 @@ _BY_RULE: Final[Mapping[str, str]] = {
         code.InteractiveInterpreter code.InteractiveConsole cProfile.run cProfile.runctx
         profile.run profile.runctx trace.Trace bdb.Bdb pdb.run pdb.runeval pdb.runcall
         unittest.mock.patch idlelib.rpc multiprocessing.connection.Client
-        warnings._getcategory numpy.testing.runstring numpy.testing.rundocs numpy.f2py.compile numexpr.evaluate""",
+        warnings._getcategory numpy.testing.runstring numpy.testing.rundocs
+        numpy.testing.measure numpy.f2py.compile numexpr.evaluate
+        dataclasses._create_fn dataclasses._FuncBuilder""",
     "python.type_hints": "typing.get_type_hints inspect.get_annotations typing.ForwardRef",
     "python.process": """
         os.system os.popen os.popen2 os.popen3 os.popen4 os.startfile posix.system posix.popen
@@ -77,7 +80,9 @@ _BY_RULE: Final[Mapping[str, str]] = {
         asyncio.create_subprocess_shell asyncio.create_subprocess_exec
         asyncio.subprocess.create_subprocess_shell asyncio.subprocess.create_subprocess_exec
         platform.popen uuid._get_command_stdout webbrowser.open multiprocessing.util.spawnv_passfds pexpect.spawn pexpect.run
-        distutils.spawn.spawn IPython.utils.process.system IPython.utils.process.getoutput""",
+        distutils.spawn.spawn IPython.utils.process.system IPython.utils.process.getoutput
+        IPython.utils._process_common.getoutput IPython.utils._process_common.getoutputerror
+        IPython.utils._process_common.get_output_error_code""",
     "python.fork": "os.fork os.forkpty posix.fork posix.forkpty pty.fork",
     "python.kill": "os.kill os.killpg os.abort posix.kill posix.killpg signal.pidfd_send_signal",
     "python.deferred": "atexit.register threading.Timer weakref.finalize sched.scheduler",
@@ -179,13 +184,38 @@ INNER_MODULES: Final = _words(
     """os sys subprocess ctypes builtins importlib shutil socket pickle marshal posix pty gc runpy
     _posixsubprocess multiprocessing cffi pdb"""
 )
-# All attributes that may be one: `random._os` too.
-INNER_NAMES: Final = INNER_MODULES | {f"_{name}" for name in INNER_MODULES}
+# All attributes that may be one: `random._os` too, and `enum.bltns`.
+_RENAMED: Final[Mapping[str, str]] = {"bltns": "builtins"}
+INNER_NAMES: Final = INNER_MODULES | {f"_{name}" for name in INNER_MODULES} | frozenset(_RENAMED)
 # Reached through something that is not known to be a module: `df.os` is a column, `x._os` is not.
 INNER_MODULES_ANYWHERE: Final = _words("_os subprocess builtins posix importlib")
 _REAL_SUBMODULES: Final = _words(
-    "torch.multiprocessing pathos.multiprocessing dask.multiprocessing six.moves.builtins"
+    """torch.multiprocessing pathos.multiprocessing dask.multiprocessing six.moves.builtins
+    pandas.api.types polars.selectors tqdm.asyncio"""
 )
+# Of the standard library, what only computes, or has a name that functions and packages have as well.
+_EVERYDAY: Final = _words(
+    """__future__ abc array base64 binascii bisect calendar cmath collections colorsys contextlib copy
+    csv dataclasses datetime decimal difflib enum errno fractions functools graphlib hashlib heapq hmac
+    html itertools json keyword math numbers operator pprint queue random re reprlib secrets statistics
+    string struct textwrap time typing unicodedata uuid warnings zlib zoneinfo
+    cmd code email io locale parser platform profile resource select signal site stat symbol test this
+    token trace wave"""
+)
+# The rest: `typing.types` and `from tqdm.asyncio import asyncio` are imports of these.
+_STANDARD: Final = frozenset(sys.stdlib_module_names) - _EVERYDAY - INNER_NAMES
+# Packages of which parts may be listed, by the names under which others import them: `plt.np.f2py`.
+_PACKAGES: Final[Mapping[str, str]] = {
+    "np": "numpy",
+    "pd": "pandas",
+    "mpl": "matplotlib",
+    "matplotlib": "matplotlib",
+    "IPython": "IPython",
+}
+_REEXPORTED: Final = (
+    _STANDARD | {f"_{name}" for name in _STANDARD if name[0] != "_"} | frozenset(_PACKAGES)
+)
+MODULE_NAMES: Final = INNER_NAMES | _REEXPORTED
 
 
 def is_run_by_os(attribute: str) -> bool:
@@ -198,6 +228,7 @@ def inner_module(base: str | None, attribute: str) -> str | None:
     if attribute not in INNER_NAMES:
         return None
     name = attribute.lstrip("_") if attribute not in INNER_MODULES else attribute
+    name = _RENAMED.get(name, name)
     if base is None:
         return name if {name, attribute} & INNER_MODULES_ANYWHERE else None
     if "(" in base:
@@ -208,9 +239,27 @@ def inner_module(base: str | None, attribute: str) -> str | None:
     return None if whole in _REAL_SUBMODULES or whole in MODULES else name
 
 
+def reexported(base: str, attribute: str) -> str | None:
+    """The module that ``base.attribute`` seems to be, of those that are less grave.
+
+    Unlike an inner module it is no finding of its own: the policy's list of modules decides about it.
+    """
+    if attribute not in _REEXPORTED or "(" in base:
+        return None
+    if (package := _PACKAGES.get(attribute)) is not None:
+        return None if base == package else package
+    name = attribute if attribute in _STANDARD else attribute[1:]
+    if base.partition(".")[0] == name:
+        return None  # glob.glob
+    whole = f"{base}.{attribute}"
+    return None if whole in _REAL_SUBMODULES or whole in MODULES else name
+
+
 # Built-in names ------------------------------------------------------------------------------------
 
 BUILTINS: Final = frozenset(dir(builtins)) | {"__builtins__", "__loader__", "__spec__"}
+# The module itself; the second one is IPython's.
+BUILTINS_ITSELF: Final = frozenset({"__builtins__", "__builtin__"})
 # Defined anew, they hide what the check looks for.
 HIDING: Final = _words("eval exec compile __import__ getattr breakpoint get_ipython")
 # They stand for themselves even then: the definition may come later, or never be reached.
@@ -228,7 +277,11 @@ _ATTRIBUTES_BY_RULE: Final[Mapping[str, str]] = {
     "python.subclasses": "__subclasses__ __base__",
     "python.class_walk": "__bases__ __mro__ mro",
     "python.globals": "__globals__ func_globals cell_contents",
-    "python.builtins_access": "__builtins__ __self__",
+    "python.builtins_access": "__builtins__ __builtin__ __self__",
+    "python.native": "_ctypes",  # as an array has it: a.ctypes._ctypes
+    # They import what their text names.
+    "python.dynamic_import": "import_optional_dependency import_item",
+    "python.dynamic_attribute": "__match_args__",
     "python.frames": """
         gi_frame cr_frame ag_frame tb_frame f_builtins f_globals f_locals f_back f_code gi_code
         cr_code ag_code gi_yieldfrom cr_await""",
@@ -244,10 +297,16 @@ _ATTRIBUTES_BY_RULE: Final[Mapping[str, str]] = {
 ATTRIBUTES: Final[Mapping[str, str]] = {
     name: rule for rule, names in _ATTRIBUTES_BY_RULE.items() for name in names.split()
 }
-# As text these are everyday words.
+# Those that are no everyday words. The name of the shell's function leads to it in any namespace.
 ATTRIBUTES_IN_TEXT: Final[Mapping[str, str]] = {
-    name: rule for name, rule in ATTRIBUTES.items() if "_" in name
+    "get_ipython": "python.ipython_internals",
+    **{name: rule for name, rule in ATTRIBUTES.items() if "_" in name},
 }
+# Where a text is known to name an attribute. As an attribute, `_ip` is many a class's own.
+ATTRIBUTES_BY_NAME: Final[Mapping[str, str]] = {"_ip": "python.ipython_internals", **ATTRIBUTES}
+# The name, file and line of running code, as logs have them: nothing leads on from these.
+CODE_FACTS: Final = frozenset({"co_name", "co_filename", "co_firstlineno"})
+TO_FRAMES: Final = frozenset({"tb_frame", "f_back", "tb_next", "gi_frame", "cr_frame", "ag_frame"})
 
 # IPython's shell -----------------------------------------------------------------------------------
 
@@ -258,6 +317,7 @@ GIVES_SHELL: Final = _words(
     IPython.InteractiveShell.instance ipykernel.zmqshell.ZMQInteractiveShell.instance"""
 )
 SHELL_ITSELF: Final = GIVES_SHELL | {SHELL}
+SHELL_CLASSES: Final = ("InteractiveShell", "ZMQInteractiveShell")
 SHELL_RUNS_COMMAND: Final = frozenset(
     {"system", "system_piped", "system_raw", "getoutput", "getoutput_pexpect"}
 )
@@ -311,7 +371,9 @@ SHELL_TEXT: Final = _words(
     """os.system os.popen posix.system posix.popen os.popen2 os.popen3 os.popen4 subprocess.getoutput
     subprocess.getstatusoutput commands.getoutput commands.getstatusoutput
     asyncio.create_subprocess_shell asyncio.subprocess.create_subprocess_shell platform.popen
-    pexpect.run IPython.utils.process.system IPython.utils.process.getoutput"""
+    pexpect.run IPython.utils.process.system IPython.utils.process.getoutput
+    IPython.utils._process_common.getoutput IPython.utils._process_common.getoutputerror
+    IPython.utils._process_common.get_output_error_code"""
 )
 # Read by a shell if asked to; otherwise a program, or a list that begins with one.
 SUBPROCESS: Final = _words(
@@ -382,4 +444,5 @@ FORMAT_WALK: Final = re.compile(
 )
 # A call through what Python calls `@name`; in quotes it is data, such as an address.
 QUERY_ESCAPE: Final = re.compile(r"@\s*\w+(?:\s*\.\s*\w+)+\s*\(|__\w+__")
+QUERY_NAMES: Final = re.compile(r"`[^`]*`")  # of columns that Python could not spell
 QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")

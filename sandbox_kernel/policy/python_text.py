@@ -7,13 +7,15 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from sandbox_kernel.policy import fold
 from sandbox_kernel.policy import python_tables as tables
 from sandbox_kernel.policy.python_names import Names
 from sandbox_kernel.policy.python_report import Report
 
 _LONGEST_PATH: Final = 300
 _LONGEST_FORMAT: Final = 4096
-_JOINING: Final = frozenset({"join", "joinpath", "format"})
+_COMPUTING: Final = fold.METHODS | {"joinpath"}
+_TEXTS: Final = (ast.Constant, ast.BinOp, ast.JoinedStr, ast.Call)
 _SETTINGS: Final = re.compile(r"(?:^|/)\.env(?:\.\w+)?$")
 _SETTINGS_LOADERS: Final = frozenset({"dotenv", "load_dotenv", "dotenv_values", "find_dotenv"})
 _PLAIN_NAMES: Final = frozenset(
@@ -29,12 +31,17 @@ class Nodes(Protocol):
 def examine_text(nodes: Nodes, names: Names, report: Report) -> None:
     """Look at all text that stands in the code, and at what is put together of constants."""
     loaded: set[int] | None = None
+    asked: set[int] | None = None
     for node in nodes.of(ast.Constant):
         value = node.value
         if type(value) is str:
             if ".env" in value and _SETTINGS.search(value):
                 loaded = _loaded_settings(nodes) if loaded is None else loaded
                 if id(node) in loaded:
+                    continue
+            elif value == "get_ipython":  # `'get_ipython' in globals()` takes nothing
+                asked = asked or {id(compare.left) for compare in nodes.of(ast.Compare)}
+                if id(node) in asked:
                     continue
             _examine(value, node, report)
         elif type(value) is bytes and len(value) <= _LONGEST_PATH:
@@ -43,9 +50,32 @@ def examine_text(nodes: Nodes, names: Names, report: Report) -> None:
         if type(value := names.fold(node)) is str:
             _examine(value, node, report)
     for node in nodes.of(ast.Call):
-        joins = isinstance(node.func, ast.Attribute) and node.func.attr in _JOINING
-        if joins and type(value := names.fold(node)) is str:
+        if _computes(node, names) and type(value := names.fold(node)) is str:
             _examine(value, node, report)
+    for node in nodes.of(ast.Subscript):
+        if _is_part(node, names) and type(value := names.fold(node)) is str:
+            _examine(value, node, report)
+
+
+def _computes(node: ast.Call, names: Names) -> bool:
+    """Whether it may be a text that is computed: ``'SYSTEM'.lower()``, ``str(b'system', 'ascii')``."""
+    function = node.func
+    if (
+        type(function) is ast.Attribute
+        and function.attr in _COMPUTING
+        and type(function.value) is not ast.Attribute  # as in `df.name.str.lower()`
+    ):
+        return True
+    return not fold.FUNCTIONS.isdisjoint(names.resolve(function))
+
+
+def _is_part(node: ast.Subscript, names: Names) -> bool:
+    """Whether it may be a part of a text: ``'metsys'[::-1]``, ``'a system'.split()[1]``."""
+    of = node.value
+    if type(node.slice) is not ast.Slice:
+        return type(of) is ast.Call and _computes(of, names)
+    # A list, which may be long, has no parts that are not looked at as they are.
+    return type(names.value(of.id) if isinstance(of, ast.Name) else of) in _TEXTS
 
 
 def _loaded_settings(nodes: Nodes) -> set[int]:

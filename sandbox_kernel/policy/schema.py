@@ -15,7 +15,7 @@ from sandbox_kernel.policy import model, rules
 from sandbox_kernel.policy.audit_section import LONGEST_PATTERN, PLACES
 from sandbox_kernel.policy.code_section import PARTS, Part, rules_of
 from sandbox_kernel.policy.model import LONGEST_NAME, Setting
-from sandbox_kernel.policy.sections import NAMES, OWN_VARIABLE, TABLES, VARIABLE
+from sandbox_kernel.policy.sections import NAMES, OWN_VARIABLE, SHARING, TABLES, VARIABLE
 from sandbox_kernel.policy.units import COUNT
 from sandbox_kernel.policy.verdict import DECISIONS
 
@@ -35,7 +35,11 @@ def policy_schema() -> dict[str, Any]:
                 "prefer": {"type": "array", "items": _word(get_args(model.Level)), "minItems": 1},
                 "require": _word(get_args(model.Level)),
                 "image": {"type": "string", "pattern": f"^({NAMES['image'].pattern})$"},
-                "runtime": {"type": "string", "pattern": f"^({NAMES['runtime'].pattern})$"},
+                "runtime": {
+                    "type": "string",
+                    "pattern": f"^({NAMES['runtime'].pattern})$",
+                    "not": {"pattern": f"^({SHARING.pattern})$"},
+                },
             },
         ),
         "limits": _amounts("What one cell may use.", TABLES["limits"]),

@@ -20,6 +20,12 @@ NAMES: Final = {
     "image": re.compile(r"[a-z0-9][\w./:-]{0,200}(@sha256:[0-9a-f]{64})?", re.ASCII),
     "runtime": re.compile(r"[A-Za-z][\w.-]{0,60}", re.ASCII),
 }
+# Runtimes that have no kernel of their own: with one of them `gvisor` would be `container` by another
+# name.
+SHARING: Final = re.compile(
+    r"(io\.containerd\.)?(runc|crun|youki|nvidia|sysbox-runc)(\.v[0-9]+)?"
+    r"|io\.containerd\.runtime\.v1\.linux"
+)
 _EXAMPLES: Final = {
     "image": "`python`, a tag such as `team/analysis:3`, or one with its digest, `TAG@sha256:…`",
     "runtime": "`runsc`, or another runtime by its name in the engine's configuration",
@@ -52,6 +58,13 @@ def _read_isolation(source: Source, section: str, node: Node) -> dict[str, Any]:
             if not NAMES[key].fullmatch(word):
                 what = f"{section}.{key}: {shown(word)} is no name that an engine could have"
                 source.refuse(value.start_mark, what, f"Write {_EXAMPLES[key]}.")
+            if key == "runtime" and SHARING.fullmatch(word):
+                what = (
+                    f"{section}.runtime: {shown(word)} runs cells on the host's own kernel: with "
+                    "it the level `gvisor` would be no more than `container`"
+                )
+                hint = "Write `runsc`, or prefer the level `container`, which needs no runtime."
+                source.refuse(value.start_mark, what, hint)
             read[key] = word
             continue
         if key == "require":

@@ -13,7 +13,7 @@ from typing import Final
 from sandbox_kernel.policy.shell_rules import RULES as RULES
 from sandbox_kernel.policy.shell_text import Text
 from sandbox_kernel.policy.shell_words import BREAK, UNKNOWN, shown
-from sandbox_kernel.policy.syntax import Edit, Parsed, parse_shell
+from sandbox_kernel.policy.syntax import Edit, Effort, Parsed, parse_shell
 from sandbox_kernel.policy.verdict import Embedded, Hit
 
 _DEEPEST: Final = 6
@@ -26,9 +26,11 @@ _READ_WRITE: Final = re.compile(r"<>(?!\()")
 _JOINED: Final = re.compile(r"(?<=[^\s\\])\\\n(?=\S)")
 
 
-def examine(text: str) -> list[Hit | Embedded]:
-    """Hits and embedded texts, in order. Raises ``Unreadable`` for what takes too long to read."""
-    reader = _Reader()
+def examine(text: str, deadline: float | None = None) -> list[Hit | Embedded]:
+    """Hits and embedded texts, in order. Raises ``Unreadable`` for what takes too long to read, or
+    goes on past the deadline on ``time.thread_time``.
+    """
+    reader = _Reader(Effort(deadline))
     reader.read(text, 0, None)
     return list(dict.fromkeys(reader.items))
 
@@ -36,11 +38,13 @@ def examine(text: str) -> list[Hit | Embedded]:
 class _Reader:
     """Reads one text and, in turn, the texts that its commands hand to a shell."""
 
-    def __init__(self) -> None:
+    def __init__(self, effort: Effort) -> None:
+        self.effort = effort
         self.items: list[Hit | Embedded] = []
         self.texts = 0
         self.letters = 0  # of all texts within the first
         self.commands = 0
+        self.other_path = ""
         self.downloads: set[str] = set()
 
     def read(self, text: str, depth: int, place: tuple[int, int] | None) -> None:
@@ -56,14 +60,14 @@ class _Reader:
             Text(self, self._parsed(text, edits, place), depth, place).read()
 
     def _parsed(self, text: str, edits: list[Edit], place: tuple[int, int] | None) -> Parsed:
-        parsed = parse_shell(text, edits)
+        parsed = parse_shell(text, edits, self.effort.deadline)
         if not parsed.root.has_error:
             return parsed
         masked = sorted([*edits, *_masks(text)])
         # What overlaps stays as it is.
         masked = [edit for i, edit in enumerate(masked) if not i or edit.start >= masked[i - 1].end]
         if len(masked) > len(edits):
-            again = parse_shell(text, masked)
+            again = parse_shell(text, masked, self.effort.deadline)
             if not again.root.has_error:
                 return again
         if text.strip():

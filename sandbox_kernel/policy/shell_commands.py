@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from sandbox_kernel.policy import shell_paths
-from sandbox_kernel.policy.shell_words import DOWNLOADERS, name_set
+from sandbox_kernel.policy.shell_words import DOWNLOADERS, SYSTEM_PATH, name_set
 
 _BY_NAME: Final[dict[str, str]] = {
     name: rule
@@ -46,10 +46,12 @@ _HOOKS: Final = re.compile(
     r"(LD_(PRELOAD|LIBRARY_PATH|AUDIT)|DYLD_\w+|BASH_ENV|ENV|PROMPT_COMMAND|PYTHON(STARTUP|HOME|INSPECT|BREAKPOINT)"
     r"|PERL5(LIB|OPT)|RUBYOPT|NODE_OPTIONS|GIT_(SSH(_COMMAND)?|EXTERNAL_DIFF|PAGER)|PAGER|IFS|PATH)"
 )
+_PROMPTS: Final = re.compile(r"PS[0-4]")  # bash runs the commands in them
 # Ordinary in notebooks that set up a driver or a tool; only what points to a place anybody writes
 # to counts.
 _MILD_HOOKS: Final = frozenset({"LD_LIBRARY_PATH", "PATH", "IFS", "PAGER", "ENV"})
-_AWK_RUNS: Final = re.compile(r"system\s*\(|\|\s*getline|print[^;}]*\|\s*\"|/inet/|\|&")
+_AWK_RUNS: Final = re.compile(r"system\s*\(|\|\s*getline|/inet/|\|&")
+_AWK_PRINTS: Final = re.compile(r"\|\s*\"")
 _SCRIPT_OPTIONS: Final = {
     **{"perl": "eE", "ruby": "e", "php": "r", "lua": "e", "Rscript": "e", "R": "e"},
     **{"julia": "eE", "tclsh": "", "osascript": "e", "pwsh": "c", "powershell": "c", "octave": "e"},
@@ -63,20 +65,40 @@ _SCRIPT_OPTIONS: Final = {
         "sqlite3": "",
     },
 }
-_SOCKET_CODE: Final = re.compile(
-    r"socket.{0,2000}(dup2|subprocess|pty|spawn|exec|system|popen|/bin/(ba|z|da)?sh)|fsockopen|TCPSocket|"
-    r"(child_process|spawn|exec).{0,2000}\bnet\b|\bnet\b.{0,2000}(child_process|/bin/(ba)?sh)",
-    re.DOTALL | re.IGNORECASE,
+_CODE_WORDS: Final = re.compile(
+    r"fsockopen|TCPSocket|socket|dup2|subprocess|pty|child_process|spawn|exec|system|popen|\bnet\b|"
+    r"/bin/(?:ba|z|da)?sh",
+    re.IGNORECASE,
 )
+_NEAR: Final = 2000
 
 
 def is_reverse_shell_code(code: str) -> bool:
     """Whether a one-liner of some language ties a socket to a shell."""
-    return _SOCKET_CODE.search(code[:20_000]) is not None
+    socket = net = starts = -_NEAR - 1  # where the last of each ends
+    for match in _CODE_WORDS.finditer(code[:20_000]):
+        word, at = match[0].lower(), match.start()
+        if word in ("fsockopen", "tcpsocket"):
+            return True
+        if word == "socket":
+            socket = match.end()
+        elif word == "net":
+            if at - starts <= _NEAR:
+                return True
+            net = match.end()
+        else:
+            near_net = word in ("child_process", "/bin/sh", "/bin/bash") and at - net <= _NEAR
+            if near_net or (at - socket <= _NEAR and word != "child_process"):
+                return True
+            if word in ("child_process", "spawn", "exec"):
+                starts = match.end()
+    return False
 
 
 def assigned(name: str, value: str) -> str | None:
     """The rule that an assignment breaks."""
+    if _PROMPTS.fullmatch(name):
+        return "shell.environment_hook" if "$(" in value or "`" in value else None
     if not _HOOKS.fullmatch(name):
         return None
     if name in _MILD_HOOKS:
@@ -87,6 +109,15 @@ def assigned(name: str, value: str) -> str | None:
             else None
         )
     return "shell.environment_hook"
+
+
+def changes_programs(name: str, value: str) -> bool:
+    """Whether a name may stand for another program from here on than the system's own."""
+    if name == "LD_LIBRARY_PATH":
+        return bool(value)
+    if name != "PATH" or value == SYSTEM_PATH or value.startswith(f"{SYSTEM_PATH}:"):
+        return False
+    return not all(map(shell_paths.is_system_folder, value.split(":")))
 
 
 def broken(name: str, args: list[str]) -> Iterator[str]:
@@ -280,8 +311,17 @@ def _other_language(name: str, args: list[str]) -> Iterator[str]:
 
 
 def _awk(args: list[str]) -> Iterator[str]:
-    if any(_AWK_RUNS.search(arg) for arg in args):
+    if any(_AWK_RUNS.search(arg) or _awk_prints_to_a_command(arg) for arg in args):
         yield "shell.other_language"
+
+
+def _awk_prints_to_a_command(program: str) -> bool:
+    """``print x | "command"``."""
+    for statement in re.split("[;}]", program):
+        at = statement.find("print")
+        if at >= 0 and _AWK_PRINTS.search(statement, at):
+            return True
+    return False
 
 
 def _keys(args: list[str]) -> Iterator[str]:

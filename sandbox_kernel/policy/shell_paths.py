@@ -63,6 +63,12 @@ _START_UP: Final = re.compile(
     )(/|$)""",
     re.VERBOSE,
 )
+_PROGRAMS: Final = frozenset(
+    ("/bin", "/usr/bin", "/usr/local/bin", "/sbin", "/usr/sbin", "/usr/local/sbin")
+)
+_OPTION: Final = re.compile(r"-\w+(?=[/~.@])")
+_UP: Final = re.compile(r"^(?:\.\./)+")
+_CLIMBS: Final = re.compile(r"(?:\.\./){2}")  # as the rule on paths in Python has it
 _LIBRARIES: Final = re.compile(r"/(site|dist)-packages(/|$)")
 _DEVICE: Final = re.compile(
     r"^/dev/(sd|hd|vd|xvd|nvme|mmcblk|mem|kmem|port|mapper|loop|disk|dm-|md|sr|block|kvm|fuse|tty\w)"
@@ -74,6 +80,11 @@ _METADATA: Final = re.compile(
     re.IGNORECASE,
 )
 _LOGS: Final = re.compile(r"^/var/log(/|$)|(^|/)\.[a-z]+_history$|^/var/run/utmp")
+
+
+def is_system_folder(folder: str) -> bool:
+    """Whether programs in there are those of the system: nobody in the sandbox can write to it."""
+    return normal(folder + "/").rstrip("/") in _PROGRAMS
 
 
 def normal(path: str) -> str:
@@ -96,8 +107,10 @@ def sensitive(word: str) -> str | None:
         return "shell.privilege"
     if "/" not in word and not word.startswith((".", "id_", "@", "authorized")):
         return None
+    if option := _OPTION.match(word):
+        word = word[option.end() :]  # `grep -f/etc/shadow`
     for part in {word, *re.split(r"[=:,@]", word)} if re.search(r"[=:,@]", word) else (word,):
-        path = normal(part)
+        path = _climbed(normal(part))
         if _SECRET.search(path) or _is_glob_of_secret(path):
             return "shell.sensitive_path"
         if _DEVICE.search(path):
@@ -105,9 +118,18 @@ def sensitive(word: str) -> str | None:
         if re.match(r"/dev/(tcp|udp)/", path):
             return "shell.reverse_shell"
     path = normal(word)
+    if _CLIMBS.match(path):
+        return "shell.system_path"
     if _SCRATCH.search(path) or _FACTS.search(path) or not _LOOKED_AT.search(path):
         return None
     return "shell.system_path"
+
+
+def _climbed(path: str) -> str:
+    """Where a path leads to that climbs out of the working directory: to the root, for all we know."""
+    if not path.startswith("../"):
+        return path
+    return _UP.sub("/", path)
 
 
 def _is_glob_of_secret(path: str) -> bool:

@@ -28,7 +28,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("shell.network", "medium", "it uses a tool for raw connections or remote logins", "Put the data into the notebook's folder beforehand", "network"),
     Rule("shell.metadata_address", "critical", "it asks the cloud's metadata service, which hands out credentials", "Ask the operator for what is needed", "network"),
     Rule("shell.sensitive_path", "high", "it names a file that holds credentials or accounts", "Ask the operator for what is needed", "host_files"),
-    Rule("shell.system_path", "low", "it looks at system directories", "Use platform, psutil or shutil", "host_files"),
+    Rule("shell.system_path", "low", "it looks at system directories, or climbs several folders up", "Use platform, psutil or shutil, and paths below the notebook's folder", "host_files"),
     Rule("shell.environment", "low", "it shows the whole environment, which may hold secrets", "Read the one variable that is needed", "environment"),
     Rule("shell.environment_hook", "high", "it sets a variable that makes later programs load other code", "Set it for the one program that needs it", "host_files"),
     Rule("shell.sudo", "medium", "it runs a command as another user", "Leave sudo out: the sandbox has no other user", "no_privileges"),

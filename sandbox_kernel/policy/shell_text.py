@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sandbox_kernel.policy import shell_commands, shell_paths, shell_wrappers
+from sandbox_kernel.policy import shell_commands, shell_loose, shell_paths, shell_wrappers
 from sandbox_kernel.policy.shell_tree import (
     PYTHON,
     SHELLS,
-    commands_in,
+    Order,
     given,
-    is_fork_bomb,
     words_of,
 )
 from sandbox_kernel.policy.shell_words import (
@@ -28,7 +27,7 @@ from sandbox_kernel.policy.shell_words import (
     printed,
     shown,
 )
-from sandbox_kernel.policy.syntax import Parsed, family
+from sandbox_kernel.policy.syntax import Effort, Parsed, family
 from sandbox_kernel.policy.verdict import Embedded, Hit, Language
 
 if TYPE_CHECKING:
@@ -36,6 +35,9 @@ if TYPE_CHECKING:
 
 _NESTED: Final = 3  # substitutions within substitutions whose output is worked out
 _MOST_OUTPUTS: Final = 500
+_NAME: Final = 200  # no command has a longer one
+_EXPANDED: Final = frozenset(("expansion", "heredoc_body", "command_substitution"))
+_TABS: Final = re.compile(r"^\t+", re.MULTILINE)
 _DEEPEST: Final = 12  # wrappers within wrappers
 _MOST_COMMANDS: Final = 5_000
 _SCRIPTS: Final = re.compile(r"(perl|ruby|php|lua|Rscript|julia|tclsh|pwsh|osascript)[\d.]*")
@@ -54,8 +56,10 @@ _WORDS: Final = name_set(
 class Reader(Protocol):
     """What the texts within one another share."""
 
+    effort: Effort
     items: list[Hit | Embedded]
     commands: int
+    other_path: str  # the variable that was set, so that a name may be that of another program
     downloads: set[str]  # names of files fetched so far
 
     def read(self, text: str, depth: int, place: tuple[int, int] | None) -> None:
@@ -72,26 +76,30 @@ class Text:
         self._parsed = parsed
         self._depth = depth
         self._fixed = place  # of all that is found, where the text is the value of some word
-        self._words = Words(parsed, self._output)
+        self._words = Words(parsed, self._output, reader.effort)
         self._node: Node = parsed.root
         self._stdin: dict[int, tuple[str | None, frozenset[str]]] = {}
         self._outputs = 0
         self._known_names: dict[int, frozenset[str]] = {}
+        self._names_of_commands: dict[int, frozenset[str]] = {}
         self._nesting = 0  # of substitutions whose output is asked for
         self._functions: set[str] = set()
         self._parents: dict[int, Node] = {}
+        self._order = Order((), ())
         self._has_connection = b"/dev/tcp" in parsed.data
 
     # The walk ----------------------------------------------------------------------------------
 
     def read(self) -> None:
         nodes, self._parents = family(self._parsed.root)
+        self._order = Order(nodes, ("command", "pipeline", "&"))
         kinds = {node.type for node in nodes}
         self._words.has_parameters = "function_definition" in kinds or any(
             node.type == "command_name" and self._parsed.text(node) in ("set", "shift")
             for node in nodes
         )
         for node in nodes:
+            self._reader.effort.look()
             self._node = node
             if handler := _HANDLERS.get(node.type):
                 handler(self, node)
@@ -128,16 +136,32 @@ class Text:
         self._reader.read(text.replace(BREAK, " "), self._depth + 1, place)
 
     def _check_word(self, node: Node) -> None:
-        self._check(self._words.list([node]))
+        words = self._words.list([node])
+        self._check(words)
+        for word in words:
+            if shell_loose.is_evaluated_late(word, self._parsed, node, self._parents):
+                self._hit("shell.obfuscated", word)
+                self._loose(word)
+
+    def _loose(self, text: str) -> None:
+        """Read the commands in text that is expanded."""
+        for command in shell_loose.substitutions(text):
+            self._inner(command)
 
     def _check(self, words: list[str]) -> None:
         for word in words:
+            self._reader.effort.look()
             if rule := shell_paths.sensitive(word):
                 self._hit(rule, word)
 
     # Parts of the tree -------------------------------------------------------------------------
 
     def _on_assignment(self, node: Node) -> None:
+        parent = self._parents.get(node.id)
+        if parent is None or parent.type != "command":  # those are read with the command
+            self._assign(node)
+
+    def _assign(self, node: Node) -> None:
         name = node.child_by_field_name("name")
         value = node.child_by_field_name("value")
         if name is None:
@@ -146,8 +170,7 @@ class Text:
         append = any(child.type == "+=" for child in node.children)
         identifier = self._parsed.text(name)
         self._words.assign(identifier, text, append=append)
-        if rule := shell_commands.assigned(identifier, text):
-            self._hit(rule, f"{identifier}={text}")
+        self._set(identifier, text)
         if identifier in ("HISTFILE", "HISTSIZE") and text in ("", "0", "/dev/null"):
             self._hit("shell.cover_tracks", f"{identifier}={text}")
 
@@ -167,8 +190,17 @@ class Text:
         parent = self._parents.get(node.id)
         if parent is not None and parent.type == "program":
             self._functions.add(called)
-        if is_fork_bomb(self._parsed, body, called):
+        if self._is_fork_bomb(body, called):
             self._hit("shell.fork_bomb", self._parsed.text(node))
+
+    def _is_fork_bomb(self, body: Node, name: str) -> bool:
+        """Whether a function calls itself twice in one pipeline, or itself in the background."""
+        calls = sum(name in self._named(each) for each in self._order.below(body, "command"))
+        if not calls:
+            return False
+        return bool(self._order.below(body, "&")) or (
+            calls > 1 and bool(self._order.below(body, "pipeline"))
+        )
 
     def _on_pipeline(self, node: Node) -> None:
         stages = [child for child in node.named_children if child.type != "comment"]
@@ -182,12 +214,39 @@ class Text:
         names: frozenset[str] = frozenset()
         for index, stage in enumerate(stages):
             if index:
-                for command in commands_in(stage):
+                for command in self._order.below(stage, "command"):
                     self._stdin.setdefault(command.id, (text, names))
             text = self._printed(stage, text)
             names |= self._names(stage)
         if names & SHELLS and names & _NETCATS:
             self._hit("shell.reverse_shell", self._parsed.text(node))
+
+    def _on_heredoc(self, node: Node) -> None:
+        body = next((child for child in node.children if child.type == "heredoc_body"), None)
+        if body is not None and not self._is_literal(node):
+            self._loose(shell_loose.loose_text(self._parsed, body))
+
+    def _is_literal(self, heredoc: Node) -> bool:
+        """Whether its text is not expanded: any quote in the word that ends it will do."""
+        start = next((c for c in heredoc.children if c.type == "heredoc_start"), None)
+        return start is not None and any(quote in self._parsed.text(start) for quote in "'\"\\")
+
+    def _on_expansion(self, node: Node) -> None:
+        text = self._parsed.text(node)
+        if shell_loose.is_prompt(text):
+            self._hit("shell.obfuscated", text)
+        above = self._parents.get(node.id)
+        while above is not None and above.type not in _EXPANDED:
+            above = self._parents.get(above.id)
+        # Within another expansion it is read as a part of that.
+        if above is None or above.type == "command_substitution":
+            self._loose(shell_loose.loose_text(self._parsed, node))
+
+    def _on_substitution(self, node: Node) -> None:
+        if self._parsed.slice(node.start_byte, node.start_byte + 1) == "`":
+            text = self._parsed.text(node)
+            if "\\`" in text:  # more of them within
+                self._inner(shell_loose.unescaped(text[1:-1]))
 
     def _on_background(self, node: Node) -> None:
         self._hit("shell.background", "&")
@@ -211,10 +270,32 @@ class Text:
             others = self._words.list(nodes, pick)
             if others not in rounds:
                 rounds.append(others)
+        other_path = self._reader.other_path
+        for child in node.children:
+            if child.type == "variable_assignment":  # `PATH=. cat`
+                self._node = child
+                self._assign(child)
+        self._node = node
         heredoc = self._heredoc(node)
         stdin, feeders = self._stdin.get(node.id, (None, frozenset()))
         for each in rounds:
             self._command(each, heredoc if heredoc is not None else stdin, feeders, 0)
+        self._reader.other_path = other_path
+
+    def _on_variables(self, args: list[str]) -> None:
+        """``env PATH=. cat``."""
+        for arg in args:
+            name, sign, value = arg.partition("=")
+            if sign and name.isidentifier():
+                self._set(name, value)
+            elif not arg.startswith("-"):
+                break
+
+    def _set(self, name: str, value: str) -> None:
+        if rule := shell_commands.assigned(name, value):
+            self._hit(rule, f"{name}={value}")
+        if shell_commands.changes_programs(name, value):
+            self._reader.other_path = name
 
     def _on_declaration(self, node: Node) -> None:
         name = self._parsed.text(node.children[0]) if node.children else ""
@@ -235,20 +316,27 @@ class Text:
             words = words[1:]  # an empty expansion: the next word is the command
         if not words:
             return
+        self._reader.effort.look()
         self._reader.commands += 1
         if level > _DEEPEST or self._reader.commands > _MOST_COMMANDS:
             self._hit("shell.too_deep", " ".join(words))
             return
         whole = " ".join(words)
-        name = words[0].rpartition("/")[2]
+        folder, slash, name = words[0].rpartition("/")
         if not is_known(words[0]) or any(letter in name for letter in "*?") or not name:
             self._hit("shell.dynamic_command", whole)
             if DOWNLOADED in words[0]:
                 self._hit("shell.pipe_to_shell", whole)
             return
-        if level or name not in self._functions:
+        if level or words[0] not in self._functions:
             self._hit("shell.command", name)
+            if slash and not shell_paths.is_system_folder(folder):
+                self._hit("shell.command", words[0])  # another program of that name
+            elif self._reader.other_path:
+                self._hit("shell.command", f"{self._reader.other_path}=… {name}")
         args = words[1:]
+        if name in ("env", "sudo", "doas"):
+            self._on_variables(args)
         for rule in dict.fromkeys(shell_commands.broken(name, args)):
             self._hit(rule, whole)
         self._note_downloads(name, args)
@@ -343,11 +431,11 @@ class Text:
                 return "".join(self._words.list(redirect.named_children[-1:])) + "\n"
             if redirect.type == "heredoc_redirect":
                 body = next((c for c in redirect.children if c.type == "heredoc_body"), None)
-                start = next((c for c in redirect.children if c.type == "heredoc_start"), None)
-                if body is None or start is None:
+                if body is None:
                     continue
-                literal = self._parsed.text(start)[:1] in ("'", '"', "\\")
-                return self._parsed.text(body) if literal else self._words.fold(body)
+                literal = self._is_literal(redirect)
+                text = self._parsed.text(body) if literal else self._words.fold(body)
+                return _TABS.sub("", text) if redirect.children[0].type == "<<-" else text
             if redirect.type == "file_redirect" and redirect.children[0].type == "<":
                 target = self._words.list(redirect.named_children[:1])
                 if target and not is_known(target[0]):
@@ -395,16 +483,23 @@ class Text:
         """The commands below a node, wrappers and what they wrap, by their plain names."""
         if (known := self._known_names.get(node.id)) is not None:
             return known
+        names = frozenset[str]().union(*map(self._named, self._order.below(node, "command")))
+        self._known_names[node.id] = names
+        return names
+
+    def _named(self, command: Node) -> frozenset[str]:
+        """The command and what it wraps."""
+        if (known := self._names_of_commands.get(command.id)) is not None:
+            return known
         names: set[str] = set()
-        for command in commands_in(node):
-            for word in self._words_of(command)[:6]:
-                text = self._parsed.text(word)
-                if word.type in ("word", "command_name") and (not names or text[:1] != "-"):
-                    names.add(text.replace("\\", "").rpartition("/")[2])
-                if not shell_wrappers.is_wrapper(text):
-                    break
-        self._known_names[node.id] = frozenset(names)
-        return frozenset(names)
+        for word in self._words_of(command)[:6]:
+            text = self._parsed.slice(word.start_byte, min(word.end_byte, word.start_byte + _NAME))
+            if word.type in ("word", "command_name") and (not names or text[:1] != "-"):
+                names.add(text.replace("\\", "").strip("\"'").rpartition("/")[2])
+            if not shell_wrappers.is_wrapper(text):
+                break
+        self._names_of_commands[command.id] = frozenset(names)
+        return self._names_of_commands[command.id]
 
 
 _HANDLERS: Final = {
@@ -418,4 +513,7 @@ _HANDLERS: Final = {
     "declaration_command": Text._on_declaration,
     "unset_command": Text._on_declaration,
     "test_command": Text._on_test,
+    "heredoc_redirect": Text._on_heredoc,
+    "expansion": Text._on_expansion,
+    "command_substitution": Text._on_substitution,
 }

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sandbox_kernel.policy.shell_words import name_set
-from sandbox_kernel.policy.syntax import Parsed, walk
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 SHELLS: Final = name_set("bash sh dash zsh ksh mksh ash fish rbash csh tcsh")
+_MOST_BELOW: Final = 64
 PYTHON: Final = re.compile(r"(i?python|pypy)[\d.]*w?")
 
 
@@ -34,26 +35,25 @@ def words_of(command: Node, parent: Node | None) -> list[Node]:
     return nodes
 
 
-def commands_in(node: Node, most: int = 200) -> list[Node]:
-    found: list[Node] = []
-    for index, each in enumerate(walk(node)):
-        if index > most:
-            break
-        if each.type == "command":
-            found.append(each)
-    return found
+class Order:
+    """Where nodes of some kinds stand among all of a tree, so that a part of it need not be walked."""
 
+    def __init__(self, nodes: Sequence[Node], kinds: Sequence[str]) -> None:
+        self._places: dict[int, int] = {}
+        self._of_kind: dict[str, list[Node]] = {kind: [] for kind in kinds}
+        self._at: dict[str, list[int]] = {kind: [] for kind in kinds}
+        for place, node in enumerate(nodes):
+            self._places[node.id] = place
+            if (same := self._of_kind.get(node.type)) is not None:
+                same.append(node)
+                self._at[node.type].append(place)
 
-def is_fork_bomb(parsed: Parsed, body: Node, name: str) -> bool:
-    """Whether a function calls itself twice in one pipeline, or itself in the background."""
-    kinds: set[str] = set()
-    calls = 0
-    for index, node in enumerate(walk(body)):
-        if index > 500:
-            break
-        kinds.add(node.type)
-        calls += node.type == "command_name" and parsed.text(node).strip("\"'\\") == name
-    return calls > 0 and ("&" in kinds or (calls > 1 and "pipeline" in kinds))
+    def below(self, node: Node, kind: str) -> list[Node]:
+        """The first nodes of a kind among this one and all below it, which stand behind it in a row."""
+        first = self._places[node.id]
+        start = bisect_left(self._at[kind], first)
+        end = bisect_left(self._at[kind], first + node.descendant_count, start)
+        return self._of_kind[kind][start : min(end, start + _MOST_BELOW)]
 
 
 class Given(NamedTuple):

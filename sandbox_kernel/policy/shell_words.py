@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from sandbox_kernel.policy.syntax import Parsed
+    from sandbox_kernel.policy.syntax import Effort, Parsed
 
 # Non-characters of Unicode: no text of a person holds them, and one that does is unknown anyway.
 UNKNOWN: Final = "\ufdd0"
@@ -43,6 +44,7 @@ DECODERS: Final = name_set(
 _LONGEST: Final = 64 * 1024
 _DEEPEST: Final = 12
 _PRODUCT: Final = 64
+_PER_WORD: Final = 16  # letters that take as long as a word by itself
 _ALTERNATIVES: Final = 8
 
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
@@ -63,9 +65,9 @@ _INTERPRETER: Final = re.compile(r"\{\s*sys\.executable\s*\}")
 _BRACES: Final = re.compile(r"(?<!\$)\{([^{}\s]*,[^{}\s]*)\}")
 _EXPANSION: Final = re.compile(r"(!?)(\w+|[@*#?$!-])(.*)", re.DOTALL)
 _SLICE: Final = re.compile(r":\s*(-?\d+)(?::\s*(-?\d+))?")
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT: Final = {
-    **{"HOME": "~", "PWD": "./", "SHELL": "bash", "BASH": "bash", "PATH": _PATH},
+    **{"HOME": "~", "PWD": "./", "SHELL": "bash", "BASH": "bash", "PATH": SYSTEM_PATH},
     **{"IFS": BREAK, "TMPDIR": "/tmp", "0": "bash"},
     **dict.fromkeys(
         name_set(
@@ -83,15 +85,23 @@ def is_known(text: str) -> bool:
 
 def shown(text: str) -> str:
     """The word as a person would write it, short."""
-    text = _MARKS.sub("…", text).replace(BREAK, " ")
+    text = _MARKS.sub("…", text[:100]).replace(BREAK, " ")
     return text if len(text) <= 80 else text[:79] + "…"
+
+
+def filled(text: str, mark: str, value: str, most: int = -1) -> str:
+    """The text with the value in place of each mark; unknown if it were too long to be read."""
+    if len(value) * text.count(mark) > _LONGEST:
+        return UNKNOWN
+    return text.replace(mark, value, most)
 
 
 class Words:
     """Folds the words of one tree; learns assignments as the reader comes upon them."""
 
-    def __init__(self, parsed: Parsed, output_of: Callable[[Node], str]) -> None:
+    def __init__(self, parsed: Parsed, output_of: Callable[[Node], str], effort: Effort) -> None:
         self._parsed = parsed
+        self._effort = effort
         self._output_of = output_of  # of a substitution
         self._values: dict[str, list[str]] = {}
         self._pick = -1
@@ -102,7 +112,8 @@ class Words:
     def assign(self, name: str, value: str, *, append: bool = False) -> None:
         values = self._values.setdefault(name, [])
         if append and values:
-            value = (values[-1] + value)[:_LONGEST]
+            value = values[-1] + value
+        value = value[:_LONGEST]
         if value not in values and len(values) < _ALTERNATIVES:
             values.append(value)
 
@@ -119,12 +130,23 @@ class Words:
                 folded = self._joined(words.pop(), folded)
             end = node.end_byte
             if node.type not in ("string", "raw_string", "ansi_c_string"):
-                for word in _braced(folded):
+                for word in self._braced(folded):
                     parts = word.split(BREAK)
                     words += [part for part in parts if part] if len(parts) > 1 else parts
             else:
                 words.append(folded.replace(BREAK, " "))
         self._pick = -1
+        return words
+
+    def _braced(self, word: str) -> Sequence[str]:
+        """The words that ``{a,b}`` makes of one."""
+        words: tuple[str, ...] = (word,)
+        if len(word) >= _LONGEST // 32:
+            return words
+        while len(words) < _PRODUCT and (match := _BRACES.search(words[0])):
+            choices = match[1].split(",")[:_PRODUCT]
+            self._effort.spend(len(words) * len(choices) * (len(word) + _PER_WORD))
+            words = tuple(each.replace(match[0], one, 1) for each in words for one in choices)
         return words
 
     def _joined(self, left: str, right: str) -> str:
@@ -202,12 +224,14 @@ class Words:
         if quoted:
             return value
         separators = "".join(self._values.get("IFS", ())).replace(BREAK, "")
-        return re.sub(f"[\\s{re.escape(separators)}]+", BREAK, value)
+        return _separated(separators).sub(BREAK, value)
 
     def _variable(self, name: str) -> str:
         if values := self._values.get(name):
             self.alternatives = max(self.alternatives, len(values))
-            return values[self._pick] if self._pick < len(values) else values[-1]
+            value = values[self._pick] if self._pick < len(values) else values[-1]
+            self._effort.spend(len(value))
+            return value
         if name in _ENVIRONMENT:
             return _ENVIRONMENT[name]
         if name.isdigit() or name in ("@", "*"):
@@ -226,6 +250,8 @@ class Words:
         if operator in (":-", ":=", ":+", "-", "=", "+"):
             named = [child for child in node.named_children if child.type != "variable_name"]
             word = "".join(self.fold(child, depth + 1) for child in named)
+            if "`" in operation:
+                word = UNKNOWN  # a command that the grammar takes for a word
             if operator.endswith("+"):
                 return word if is_set else ""
             if operator.endswith("=") and not is_set:
@@ -239,6 +265,11 @@ class Words:
         return _operated(value, operation) if is_known(value) else UNKNOWN
 
 
+@lru_cache(maxsize=16)
+def _separated(separators: str) -> re.Pattern[str]:
+    return re.compile(f"[\\s{re.escape(separators)}]+")
+
+
 def _operated(value: str, operation: str) -> str:
     if match := _SLICE.fullmatch(operation):
         start = int(match[1])
@@ -249,20 +280,9 @@ def _operated(value: str, operation: str) -> str:
     if operation in (",,", "^^"):
         return value.lower() if operation == ",," else value.upper()
     if match := re.fullmatch(r"(//?)([^/*?\[\]$`'\"\\]+)/?([^/$`'\"\\]*)", operation):
-        return value.replace(match[2], match[3], 1 if match[1] == "/" else -1)
+        most = 1 if match[1] == "/" else -1
+        return filled(value, match[2], match[3], most)
     return UNKNOWN
-
-
-def _braced(word: str) -> list[str]:
-    """The words that ``{a,b}`` makes of one."""
-    words = [word]
-    while (
-        len(words) < _PRODUCT and len(word) < _LONGEST // 32 and (match := _BRACES.search(words[0]))
-    ):
-        choices = match[1].split(",")[:_PRODUCT]
-        whole = match[0]
-        words = [each.replace(whole, choice, 1) for each in words for choice in choices]
-    return words
 
 
 def _unescaped(match: re.Match[str]) -> str:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from sandbox_kernel.policy.shell_words import UNKNOWN, name_set
+from sandbox_kernel.policy import shell_sed
+from sandbox_kernel.policy.shell_words import UNKNOWN, filled, name_set
 
 
 class Inside(NamedTuple):
@@ -89,7 +90,6 @@ _HIDDEN: Final = {
     "git": re.compile(
         r"(core\.(?:pager|editor|sshCommand|fsmonitor|hooksPath)|alias\.\w+|--upload-pack|ext)(?:=!?|::)(.*)"
     ),
-    "sed": re.compile(r"(?:^|;)\s*(\d*|\$|s(.).*\2.*\2[gpi]*)e(?:\s+(.*))?$"),
     "man": re.compile(r"(-P|--pager)=?(.*)"),
     "ssh": re.compile(r"(?:-o)?(ProxyCommand|LocalCommand)[= ](.*)", re.IGNORECASE),
     "wget": re.compile(r"(--use-askpass)=(.*)"),
@@ -108,7 +108,10 @@ def insides(name: str, args: list[str], stdin: str | None) -> Iterator[Inside]:
         yield from _texts(name, args)
     elif name in WRAPPERS or name in _TEXT_OPTIONS:
         yield from _wrapped(name, args, stdin)
-    if pattern := _HIDDEN.get(name):
+    if name == "sed":
+        for text in shell_sed.run_by(args):
+            yield Inside([], text)
+    elif pattern := _HIDDEN.get(name):
         for first, second in zip(args, [*args[1:], ""], strict=False):
             if (match := pattern.match(first)) and (name != "tar" or "-I" not in first[:2]):
                 yield Inside([], match[match.lastindex or 0] or second)
@@ -121,7 +124,7 @@ def is_wrapper(name: str) -> bool:
 
 def is_hidden(name: str) -> bool:
     """Whether nobody expects this tool to run another."""
-    return name in _HIDDEN and name != "ssh"
+    return name == "sed" or (name in _HIDDEN and name != "ssh")
 
 
 def _texts(name: str, args: list[str]) -> Iterator[Inside]:
@@ -171,21 +174,22 @@ def _with_input(rest: list[str], args: list[str], stdin: str | None) -> list[str
     given = stdin.split() if stdin is not None else [UNKNOWN]
     mark = next((args[i + 1] for i, arg in enumerate(args[:-1]) if arg == "-I"), "{}")
     if any(mark in word for word in rest):
-        return [word.replace(mark, " ".join(given)) for word in rest]
+        return [filled(word, mark, " ".join(given)) for word in rest]
     return rest + given[:100] if rest else []
 
 
 def _found(args: list[str]) -> Iterator[Inside]:
     places = [arg for arg in args if not arg.startswith("-")][:1]
-    for index, arg in enumerate(args):
-        if arg in ("-exec", "-execdir", "-ok", "-okdir"):
-            words = []
-            for word in args[index + 1 :]:
-                if word in (";", "+"):
-                    break
-                words.append(word.replace("{}", places[0] if places else "."))
+    words: list[str] | None = None  # of the command that is open
+    for arg in [*args, ";"]:
+        if words is None:
+            words = [] if arg in ("-exec", "-execdir", "-ok", "-okdir") else None
+        elif arg not in (";", "+"):
+            words.append(filled(arg, "{}", places[0] if places else "."))
+        else:
             if words:
                 yield Inside(words)
+            words = None
 
 
 def _after_options(args: list[str], with_value: frozenset[str], skip: int) -> list[str]:

@@ -18,13 +18,41 @@ if TYPE_CHECKING:
     from tree_sitter import Language, Node, Point
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_BACK_QUOTE: Final = re.compile(r"\\.|`", re.DOTALL)
 _MAX_BYTES: Final = 256 * 1024
 _MAX_NODES: Final = 40_000  # some 100 ms of walking
 _MAX_SECONDS: Final = 0.1
+_MAX_LETTERS: Final = 512 * 1024  # put together of parts, in one text
 _CHUNK: Final = 256
 # A broken pipeline takes the parser time that grows with the square of its length, and it asks for no
 # more text meanwhile: the deadline would not be seen.
 _MAX_PIPES: Final = 1000
+_MAX_OPEN_PIPES: Final = (
+    8  # behind a back quote that nothing closes, where the time doubles with each
+)
+
+
+class Effort:
+    """What reading one text may take: time up to a deadline, and letters that are put together.
+
+    A few letters can stand for many, ``b=$a$a; c=$b$b; …``, so these are counted before they are made.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self.deadline = deadline  # on ``time.thread_time``
+        self._letters = 0
+
+    def look(self) -> None:
+        """Raise ``Unreadable`` if the time is over."""
+        if self.deadline is not None and time.thread_time() > self.deadline:
+            raise Unreadable(TOO_LONG)
+
+    def spend(self, letters: int) -> None:
+        """Raise ``Unreadable`` if so many more letters are too many, or the time is over."""
+        self._letters += letters
+        if self._letters > _MAX_LETTERS:
+            raise Unreadable(TOO_LONG)
+        self.look()
 
 
 class Edit(NamedTuple):
@@ -38,7 +66,13 @@ class Edit(NamedTuple):
 class Parsed:
     """A tree, its bytes, and the way from there back to the text that was given."""
 
-    def __init__(self, text: str, edits: Sequence[Edit], language: Callable[[], Language]) -> None:
+    def __init__(
+        self,
+        text: str,
+        edits: Sequence[Edit],
+        language: Callable[[], Language],
+        deadline: float | None,
+    ) -> None:
         self._text = text
         self._starts: list[int] = [0]  # in the edited text, by characters
         self._origins: list[int] = [0]
@@ -57,7 +91,7 @@ class Parsed:
         self.data = _SURROGATE.sub("\ufffd", self._edited).encode()
         self._plain = len(self.data) == len(self._edited)
         self._lines: list[int] | None = None
-        self.root = _parse(self.data, language())
+        self.root = _parse(self.data, language(), deadline)
 
     def text(self, node: Node) -> str:
         return self.slice(node.start_byte, node.end_byte)
@@ -77,16 +111,21 @@ class Parsed:
         return line, offset - self._lines[line - 1]
 
 
-def parse_shell(text: str, edits: Sequence[Edit] = ()) -> Parsed:
+def parse_shell(text: str, edits: Sequence[Edit] = (), deadline: float | None = None) -> Parsed:
     """The tree of a shell text. Raises ``Unreadable`` if that would take too long."""
-    if text.count("|") > _MAX_PIPES:
+    pipes = text.count("|")
+    if pipes > _MAX_PIPES or (pipes > _MAX_OPEN_PIPES and _has_open_back_quote(text)):
         raise Unreadable(TOO_LONG)
-    return Parsed(text, edits, _shell)
+    return Parsed(text, edits, _shell, deadline)
 
 
-def parse_javascript(text: str) -> Parsed:
+def _has_open_back_quote(text: str) -> bool:
+    return "`" in text and sum(match == "`" for match in _BACK_QUOTE.findall(text)) % 2 == 1
+
+
+def parse_javascript(text: str, deadline: float | None = None) -> Parsed:
     """The tree of a JavaScript text. Raises ``Unreadable`` if that would take too long."""
-    return Parsed(text, (), _javascript)
+    return Parsed(text, (), _javascript, deadline)
 
 
 def walk(root: Node) -> Iterator[Node]:
@@ -98,6 +137,18 @@ def walk(root: Node) -> Iterator[Node]:
         stack.extend(reversed(node.children))
 
 
+def upwards(root: Node) -> list[Node]:
+    """The same nodes, each behind all that is below it."""
+    nodes: list[Node] = []
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        nodes.append(node)
+        stack.extend(node.children)
+    nodes.reverse()
+    return nodes
+
+
 def family(root: Node) -> tuple[list[Node], dict[int, Node]]:
     """All nodes in order, and the parent of each by its id: to ask a node itself takes time that
     grows with its depth.
@@ -106,7 +157,7 @@ def family(root: Node) -> tuple[list[Node], dict[int, Node]]:
     return nodes, {child.id: node for node in nodes for child in node.children}
 
 
-def _parse(data: bytes, language: Language) -> Node:
+def _parse(data: bytes, language: Language, latest: float | None) -> Node:
     from tree_sitter import Parser
 
     if len(data) > _MAX_BYTES:
@@ -117,12 +168,20 @@ def _parse(data: bytes, language: Language) -> Node:
     # Recovery from errors can take quadratic time. The parser's own way to stop it crashes, so it is
     # told instead that the text ends here. Time of this thread, so that a busy host changes nothing.
     deadline = time.thread_time() + _MAX_SECONDS
+    if latest is not None:
+        deadline = min(deadline, latest)
     late = False
 
     def read(offset: int, _: Point) -> bytes:
         nonlocal late
         late = late or time.thread_time() > deadline
-        return b"" if late else data[offset : offset + _CHUNK]
+        if late:
+            return b""
+        # Whole characters: of a part of one it asks for the rest, and crashes if the text ends there.
+        end = offset + _CHUNK
+        while end < len(data) and data[end] & 0xC0 == 0x80:
+            end += 1
+        return data[offset:end]
 
     tree = parser.parse(read)
     if late:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from sandbox_kernel.errors import SandboxError
@@ -47,13 +47,12 @@ class Debugging:
         """The denial of a debugger's request that would run code, if it is denied."""
         if request.msg_type != "debug_request":
             return None
-        code = "\n".join(code_in(request.message.content))
-        if not code:
-            return None
-        verdict = self._judge.judge(code)
-        if verdict.decision in ("allow", "warn"):
-            return None
-        return CodeViolation(verdict, self._policy_name, code)
+        for code in code_in(request.message.content):
+            # Each by itself, as it is evaluated: one that is no code says nothing about the others.
+            verdict = self._judge.judge(code)
+            if verdict.decision not in ("allow", "warn"):
+                return CodeViolation(verdict, self._policy_name, code)
+        return None
 
 
 def code_in(content: Mapping[str, Any]) -> Iterator[str]:
@@ -61,11 +60,56 @@ def code_in(content: Mapping[str, Any]) -> Iterator[str]:
     arguments = content.get("arguments")
     if not isinstance(arguments, dict):
         return
-    breakpoints = arguments.get("breakpoints")
-    for place in (arguments, *(breakpoints if isinstance(breakpoints, list) else ())):
-        for name in ("expression", "value", "condition", "hitCondition", "logMessage"):
-            if isinstance(place, dict) and isinstance(place.get(name), str):
-                yield place[name]
+    lists = [arguments.get(name) for name in ("breakpoints", "filterOptions")]
+    places = [place for each in lists if isinstance(each, list) for place in each]
+    for place in (arguments, *places):
+        if not isinstance(place, dict):
+            continue
+        for name, read in _CODE.items():
+            if isinstance(text := place.get(name), str):
+                yield from read(text)
+
+
+def whole(text: str) -> Iterator[str]:
+    if text:
+        yield text
+
+
+def compared(condition: str) -> Iterator[str]:
+    """A condition on how often a breakpoint was hit: ``>= 3``, or with ``@HIT@`` for the number."""
+    text = condition.strip().replace("@HIT@", "1")
+    yield f"1 {text}" if text.startswith(("%", "==", ">", "<")) else text
+
+
+def logged(message: str) -> Iterator[str]:
+    """The expressions in ``{…}`` of a logpoint's message, of which the rest is text.
+
+    The debugger counts braces without a look at quotes, and evaluates all expressions as one tuple:
+    ``{f(x} {)}`` has none that is one by itself.
+    """
+    found, depth, begin = [], 0, 0
+    for index, character in enumerate(message):
+        if character == "{":
+            depth += 1
+            begin = index + 1 if depth == 1 else begin
+        elif character == "}" and depth:
+            depth -= 1
+            if not depth:
+                found.append(message[begin:index].strip())
+    found = [code for code in found if code]
+    yield from found
+    if found:
+        yield f"({', '.join(found)},)"
+
+
+# Where a request has code, and how it is read.
+_CODE: Final[Mapping[str, Callable[[str], Iterator[str]]]] = {
+    "expression": whole,
+    "value": whole,
+    "condition": whole,
+    "hitCondition": compared,
+    "logMessage": logged,
+}
 
 
 def denial(request: Request, error: SandboxError) -> dict[str, Any]:

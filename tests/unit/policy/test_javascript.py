@@ -38,6 +38,11 @@ def rules(text: str) -> set[str]:
         ("fetch(base + `/api/kernels/${id}`)", "server_api"),
         ("fetch('/a' + 'pi/con' + 'tents/x')", "server_api"),
         ("let p = '/api/'; fetch(p + 'terminals')", "server_api"),
+        ("fetch(base + '/api/' + 'terminals')", "server_api"),
+        ("fetch('/api/' + 'terminals/' + name)", "server_api"),
+        ("fetch(`${base}/api/${'term' + 'inals'}/${name}`)", "server_api"),
+        ("fetch('/api/' + ('ter' + ('min' + 'als')))", "server_api"),
+        ("f(g(require(['https://x/y.js'])), require('z'))", "remote_module"),
         ("fetch(atob('L2FwaS90ZXJtaW5hbHM='))", "network"),
         ("Jupyter.notebook.kernel.execute('x')", "kernel"),
         ("IPython.notebook.kernel.execute('x')", "kernel"),
@@ -141,6 +146,14 @@ def test_rules_are_described_once() -> None:
         *("'" * 50_000, "...+*" * 20_000, "a.b(c);" * 100_000, "[" * 9_000 + "]" * 9_000),
         *("'a'+" * 9_000 + "'b'", "a" * 2**20, "\ud800'\0", "(" * 3_000 + "'a'" + ")" * 3_000),
         "x[" * 9_000 + "1" + "]" * 9_000,
+        "x=" + "+".join(["''"] * 2_700),
+        "x=" + "+".join(["'a'"] * 2_040),
+        "var a0='aaaa';" + "".join(f"var a{n}=a{n - 1}+a{n - 1};" for n in range(1, 400)),
+        "var a='a';" + "var a=[a,a,a].join(a);" * 300,
+        "`${" * 2_000 + "}`" * 2_000,
+        "'a'+(" * 1_300 + "'a'" + ")" * 1_300,
+        "require(" * 900 + ")" * 900,
+        "[" * 110 + "this[a]," * 950 + "]" * 110,
     ],
     ids=lambda text: text[:6].encode("unicode_escape").decode(),
 )
@@ -150,6 +163,12 @@ def test_hostile_shapes_are_answered_in_bounded_time(text: str) -> None:
     with contextlib.suppress(Unreadable):
         assert isinstance(javascript.examine(text), list)
     assert time.thread_time() - start < 1
+
+
+def test_reading_ends_at_the_deadline() -> None:
+    javascript.examine("1", time.thread_time() + 60)
+    with pytest.raises(Unreadable):
+        javascript.examine("1", time.thread_time())
 
 
 @settings(max_examples=200, deadline=None)

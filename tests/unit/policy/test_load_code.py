@@ -79,6 +79,10 @@ def test_what_is_shown_as_effective_reads_back_as_the_same_policy(user: Path, na
     [
         ("isolation:\n  image: Up/Per", 2, "no name that an engine could have", "python"),
         ("isolation:\n  runtime: 1x", 2, "no name that an engine could have", "runsc"),
+        ("isolation:\n  runtime: runc", 2, "'runc' runs cells on the host's own kernel", "runsc"),
+        ("isolation:\n  runtime: crun", 2, "no more than `container`", "`container`"),
+        ("isolation:\n  runtime: youki", 2, "no more than `container`", "runsc"),
+        ("isolation:\n  runtime: io.containerd.runc.v2", 2, "the host's own kernel", "runsc"),
         ("isolation:\n  require: none", 2, "'none' is not a level", "container"),
         ("isolation:\n  require: proces", 2, "'proces'", "'process'"),
         ("isolation:\n  prefer:\n  - restrained\n  - process", 3, "'restrained'", "'restricted'"),

@@ -167,8 +167,17 @@ def test_rule_is_hit(magic: Magic, rule: str) -> None:
 
 @pytest.mark.parametrize(
     "magic",
+    [line("matplotlib", "module://evil.x"), line("pylab", "'MODULE://evil.x' --no-import-all")],
+)
+def test_the_module_that_draws_is_imported(magic: Magic) -> None:
+    assert Hit("python.import", "evil.x", 1, 0) in magics.examine(magic)
+
+
+@pytest.mark.parametrize(
+    "magic",
     [
         line("matplotlib", "inline"),
+        line("matplotlib", "-l"),
         line("pylab"),
         line("autoreload", "2"),
         line("autoawait", "off"),

@@ -16,7 +16,7 @@ from sandbox_kernel.policy.python import RULES, Memory, examine
 from sandbox_kernel.policy.source import Unreadable, read_cell
 from sandbox_kernel.policy.verdict import Embedded, Hit, Magic
 
-IDS = {rule.id for rule in RULES} | {"shell.command", "magic"}
+IDS = {rule.id for rule in RULES} | {"shell.command", "magic", "magic.shell"}
 
 
 def rules_in(text: str, memory: Memory | None = None) -> set[str]:
@@ -205,6 +205,19 @@ TECHNIQUES = [
     ("if x:\n  m = json\nelse:\n  m = os\nm.system('id')", "python.process"),
     ("def f():\n  return e('1')\ne = eval", "python.eval"),
     ("if 0:\n  eval = 1\neval('1')", "python.shadowed_builtin"),
+    ("import matplotlib.pyplot as plt\nplt.np.load('x', None, True)", "python.load_model"),
+    ("object.__setattr__(f, '__code__', c)", "python.code_objects"),
+    ("'{a}{b}'.format(a='__sub', b='classes__')", "python.subclasses"),
+    ("'{0}{b}'.format('__sub', b='classes__')", "python.subclasses"),
+    ("f\"{'__sub'!s}classes__\"", "python.subclasses"),
+    ("'__SUBCLASSES__ x'.casefold().partition(' ')[0]", "python.subclasses"),
+    ("'x,__SUBCLASSES__'.lower().rsplit(',')[1]", "python.subclasses"),
+    ("import operator\noperator.add('__sub', 'classes__')", "python.subclasses"),
+    ("import functools\nfunctools.wraps(g, assigned=['__code__'])(f)", "python.code_objects"),
+    ("import os\nobject.__getattribute__(os, 'system')('id')", "python.process"),
+    ("import os\nvars(os).get('system', None)('id')", "python.process"),
+    ("import os\ndict(vars(os))['system']('id')", "python.process"),
+    ("import os\n(vars(os) | {})['sys'.upper().casefold() + 'tem']('id')", "python.process"),
 ]
 
 
@@ -249,7 +262,7 @@ def test_ordinary_code_touches_no_rule_but_imports(text: str) -> None:
 
 def test_every_rule_reported_is_a_rule_that_policies_know() -> None:
     assert {rule for text, _ in TECHNIQUES for rule in rules_in(text)} <= IDS
-    assert len(IDS) == len(RULES) + 2
+    assert len(IDS) == len(RULES) + 3
     for rule in RULES:
         assert rule.id.startswith("python.")
         assert rule.reason
@@ -266,6 +279,19 @@ def test_every_import_is_named() -> None:
     assert abouts("from pathlib import os", "python.import") == ["pathlib", "os"]
     assert abouts("__import__('o' + 's')", "python.import") == ["os"]
     assert abouts("import pathlib\npathlib.os.sep", "python.import") == ["pathlib", "os"]
+    assert abouts("from tqdm.asyncio import asyncio", "python.import") == [
+        "tqdm.asyncio",
+        "asyncio",
+    ]
+    assert abouts("import typing\ntyping.types", "python.import") == ["typing", "types"]
+    assert abouts("from operator import attrgetter as a\na('types.X')", "python.import") == [
+        "operator",
+        "types",
+    ]
+    assert (
+        abouts("from glob import glob\nimport glob\nglob.glob('x')", "python.import")
+        == ["glob"] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -473,6 +499,8 @@ def test_unknown_nodes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         "9" * 100_000,
         "'a' * 10**9 + 'b' * 10**9",
         "x = 'ab' * 60000\n" + "y = x * 60000\n" * 10,
+        "b'x'.replace('x', 'y')\n'x'.replace(b'x', b'y')\n''.join(5)\n'x'.partition('')",
+        "x = 'ab' * 30000\n" + f"{'{0}{y}' * 10_000!r}.format(x, y=x)\n" * 5,
         "lambda: " * 5000 + "1",
         "a = b\n" * 50_000,
         "eval(" * 90 + "1" + ")" * 90,

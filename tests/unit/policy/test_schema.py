@@ -51,6 +51,8 @@ def test_it_accepts_what_is_shipped(name: str) -> None:
         "limits: {wall: true}",
         "isolation: {require: none}",
         "isolation: {prefer: []}",
+        "isolation: {runtime: runc}",
+        "isolation: {runtime: io.containerd.runc.v2}",
         "network: allow",
         "workspace: {mount: read-write}",
         "environment: {pass: [HOME]}",

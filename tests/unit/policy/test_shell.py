@@ -314,6 +314,12 @@ def test_text_handed_to_a_shell_is_read_in_turn(text: str) -> None:
         ("env", "environment"),
         ("printenv", "environment"),
         ("LD_PRELOAD=./x.so ls", "environment_hook"),
+        ("env LD_PRELOAD=./x.so ls", "environment_hook"),
+        ("PS4='$(ls)'; set -x", "environment_hook"),
+        ('echo "${x@P}"', "obfuscated"),
+        ("[[ -v 'x[$(ls)]' ]]", "obfuscated"),
+        ("printf -v 'x[$(ls)]' y", "obfuscated"),
+        ("sed 's/a/b/e' x", "hidden_command"),
         ("export PATH=/tmp:$PATH", "environment_hook"),
         ("git config --global user.name x", "git_config"),
         ("$unknown x", "dynamic_command"),
@@ -345,6 +351,7 @@ def test_rule_is_hit(text: str, rule: str) -> None:
         ("{sys.executable} -c 'x'", "python", "x"),
         ("python <<END\nx = 1\nEND", "python", "x = 1"),
         ("python3 - <<'END'\nprint($x)\nEND", "python", "print($x)"),
+        ("python <<-END\n\tx = 1\n\ty = 2\n\tEND", "python", "x = 1\ny = 2"),
         ("echo 'x = 1' | python", "python", "x = 1"),
         ("sudo timeout 3 python -c x", "python", "x"),
         ("bash -c 'python -c x'", "python", "x"),
@@ -396,6 +403,117 @@ def test_code_of_another_language_is_handed_on(text: str, language: str, code: s
 )  # fmt: skip
 def test_ordinary_commands_hit_no_rule_but_their_names(text: str) -> None:
     assert rules(text) <= {"command", "interpolated"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat <<E\n`reboot`\nE",
+        "cat <<-E\n\t`reboot`\n\tE",
+        "cat <<-E\n\ta $(reboot now) b\n\tE",
+        'cat <<E\n"$(reboot)" ${x:-`ls`}\nE',
+        "cat <<E\n${x:-`reboot`}\nE",
+        "cat <<E\n$(ls)`reboot\nE",
+        'echo "${x:-`reboot`}"',
+        "echo ${x:-`reboot -f now`}",
+        "echo ${x:+`reboot`}",
+        "echo ${x:=`reboot`}",
+        "echo ${x-`reboot`}",
+        "echo ${x#`reboot`}",
+        "echo ${x/a/`reboot`}",
+        "echo ${x:-${y:-`reboot`}}",
+        "echo $(echo ${y:-`reboot`})",
+        "ls > ${x:-`reboot`}",
+        "echo `ls \\`reboot\\``",
+        "echo \"${x:-'$(reboot)'}\"",
+        "[[ -v 'x[$(reboot)]' ]]",
+        "[ -v 'x[`reboot`]' ]",
+        "test -v 'x[$(reboot)]'",
+        "printf -v 'x[$(reboot)]' y",
+        "[[ 'x[$(reboot)]' -eq 1 ]]",
+        "read 'x[$(reboot)]'",
+        "unset 'x[$(reboot)]'",
+        "let 'x[$(reboot)]=1'",
+        "((x['$(reboot)']))",
+        "x='a[$(reboot)]'; ((x))",
+        "sed '1e reboot' x",
+        "sed -n '/a/I,\\|b|!{s/a/b/g;e reboot\n}' x",
+        "sed -e 's/a/b/' -ne 's,a,reboot,pe' x",
+        "sed --expression='e reboot' x",
+    ],
+)
+def test_commands_that_are_expanded_late_are_found(text: str) -> None:
+    assert "reboot" in commands(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat <<'E'\n`reboot` $(reboot)\nE",
+        'cat <<"E"\n`reboot`\nE',
+        "cat <<\\E\n`reboot`\nE",
+        "cat <<E\n\\`reboot\\`\nE",
+        "echo 'x[$(reboot)]' '`reboot`'",
+        "awk '{a[$(NF-1)]++}' x",
+        "grep 'x[`]' y",
+        "test -v x && [[ $a == b[c] ]]",
+        "sed -i 's/e reboot/x/;y/abc/def/;a e reboot' e.txt",
+        "sed -f e reboot",
+        "sed -n '$p;1,3d;/e/d;b end;:end' reboot",
+    ],
+)
+def test_text_that_is_not_expanded_holds_no_command(text: str) -> None:
+    assert "reboot" not in commands(text)
+    assert rules(text) <= {"command", "interpolated"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["./cat x", "/tmp/cat x", "~/cat x", "bin/cat x", "/usr/bin/../../tmp/cat", "sudo ./cat"],
+)
+def test_a_command_by_its_path_is_another_than_that_of_its_name(text: str) -> None:
+    path = text.removeprefix("sudo ").split()[0]
+    assert commands(text)[-2:] == ["cat", path]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/bin/cat", "/usr/bin/cat", "/usr//local/bin/cat", "PATH=$PATH:/x cat", "PATH=/bin cat"],
+)
+def test_a_command_of_the_system_is_known_by_its_name(text: str) -> None:
+    assert commands(text) == ["cat"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["PATH=/x cat", "PATH=/x; cat", "env PATH=/x:$PATH cat", "PATH=/sbin:/x:/bin cat", "PATH= cat"],
+)
+def test_a_name_says_little_where_programs_are_looked_for_elsewhere(text: str) -> None:
+    assert commands(text)[-1] == "PATH=… cat"
+    assert commands(f"PATH=/x ls; {text}").count("cat") == 1
+
+
+def test_a_variable_before_a_command_is_for_that_command_alone() -> None:
+    assert commands("LD_LIBRARY_PATH=/x ls; cat") == ["ls", "LD_LIBRARY_PATH=… ls", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("../../../../etc/shadow", "sensitive_path"),
+        ("~/../../etc/shadow", "sensitive_path"),
+        ("x/../../../etc/shadow", "sensitive_path"),
+        ("--file=../../etc/passwd", "sensitive_path"),
+        ("-f/etc/shadow", "sensitive_path"),
+        ("-rf~/.ssh/id_rsa", "sensitive_path"),
+        ("../../data", "system_path"),
+        ("-I/usr/include", None),
+        ("../data/etc", None),
+        ("-v.5", None),
+    ],
+)
+def test_a_path_is_seen_through_detours_and_options(path: str, rule: str | None) -> None:
+    assert rules(f"cat {path}") - {"command"} == ({rule} if rule else set())
 
 
 def test_every_rule_that_is_hit_is_described() -> None:
@@ -454,6 +572,27 @@ def test_comment_that_ends_in_a_backslash_hides_nothing() -> None:
         "{" * 100_000,
         "{x" * 50_000 + "}" * 50_000,
         "{x(" * 20_000,
+        "ls `" + "| bash" * 80 + " `echo \\`ls\\``x",
+        "sed 's" + "a" * 8_000 + "'",
+        "sed " + "s/a/b/e;" * 1_000,
+        "sed -e s/a/b/e " * 500,
+        "find " + "-exec a " * 1_000,
+        "find -exec " * 700,
+        "x=" + "a" * 2_000 + ";y=${x//a/" + "b" * 2_000 + "};z=${y//b/" + "c" * 2_000 + "};$z",
+        "echo " + "a" * 3_000 + " | xargs -I a xargs -I b " + "a" * 3_000,
+        "a0=aaaa;" + "".join(f"a{n}=$a{n - 1}$a{n - 1};" for n in range(1, 30)) + "echo $a29 " * 800,
+        "echo " + "{,,,,,,,,,,,,,,,,,,,}{,,,,,,,,,,,,,,,,,,,,} " * 180,
+        "awk '" + "print " * 1_300 + "'",
+        "python -c '" + "socket net " * 700 + "'",
+        "(a|" * 1_300 + "a" + ")" * 1_300,
+        "f() { " * 900 + "a" + "; }" * 900,
+        "$((a+" * 1_300 + "1" + "))" * 1_300,
+        "cat <<E\n" + "`a` $(a) " * 800 + "\nE",
+        "cat <<E\n" + "$('" * 2_500 + "\nE",
+        "echo " + "${a:-`b`}" * 900,
+        "echo " + "${a:-`" * 1_300,
+        "test -v '" + "a[" * 4_000 + "$(b)'",
+        "IFS=" + "".join(map(chr, range(0x400, 0x1000))) + ";a=b;" + "echo $a " * 500,
     ],
     ids=lambda text: text[:12].encode("unicode_escape").decode(),
 )  # fmt: skip
@@ -463,6 +602,12 @@ def test_hostile_shapes_are_answered_in_bounded_time(text: str) -> None:
     with contextlib.suppress(Unreadable):
         assert isinstance(shell.examine(text), list)
     assert time.thread_time() - start < 1
+
+
+def test_reading_ends_at_the_deadline() -> None:
+    shell.examine("ls", time.thread_time() + 60)
+    with pytest.raises(Unreadable):
+        shell.examine("ls", time.thread_time())
 
 
 TOKENS = st.sampled_from(
