@@ -68,7 +68,7 @@ DESK_DESCRIPTOR = 3
 # The one before the next cell, and the one before the last cell, for undo.
 CHECKPOINTS_KEPT = 2
 # A killed process may be stuck in the kernel; the wrapper replaces the sandbox if this is not enough.
-DEATH_SECONDS = 5.0
+DEATH_SECONDS = 10.0
 DESK_MESSAGES_AT_ONCE = 64
 
 
@@ -312,7 +312,8 @@ class Supervisor:
     def _kill(self, is_doomed: Callable[[int], bool]) -> int:
         """Kill these processes; how many there were."""
         # Stopped first, all at once, and looked for until there are none: a process that was in the
-        # middle of a fork ends up with a child that the first look did not see.
+        # middle of a fork ends up with a child that the first look did not see. Under gVisor that child
+        # may go on to fork, so they are stopped again.
         signal_all(signal.SIGSTOP)
         killed = 0
         deadline = time.monotonic() + DEATH_SECONDS
@@ -323,6 +324,7 @@ class Supervisor:
             self._await_death(doomed, deadline)
             if time.monotonic() > deadline:
                 break
+            signal_all(signal.SIGSTOP)
         signal_all(signal.SIGCONT)
         return killed
 

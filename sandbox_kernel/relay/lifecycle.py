@@ -28,8 +28,9 @@ from sandbox_kernel.relay.wire import Author, WireError
 START_SECONDS: Final = 60.0
 # How long a sandbox that ends may take from its first closed connection to its exit.
 HANG_UP_SECONDS: Final = 1.0
-# A rollback takes a tenth of a second; a supervisor may need some to end a storm of processes.
-ROLLBACK_SECONDS: Final = 8.0
+# A rollback takes a tenth of a second; under gVisor a supervisor may need many to end a storm of
+# processes, and to wait is better than to lose the variables.
+ROLLBACK_SECONDS: Final = 15.0
 # A kernel process that has ended a cell answers at once.
 SWEEP_SECONDS: Final = 1.0
 UNDO_SECONDS: Final = 8.0
