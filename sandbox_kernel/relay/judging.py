@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -16,9 +15,8 @@ from sandbox_kernel.policy.verdict import Decision
 from sandbox_kernel.policy.violation import CodeViolation
 from sandbox_kernel.relay.answers import Answers
 from sandbox_kernel.relay.asking import YES, Answer, Asking
-from sandbox_kernel.relay.cells import BURST_SECONDS, RunningCell
+from sandbox_kernel.relay.cells import RunningCell
 from sandbox_kernel.relay.counts import Counts
-from sandbox_kernel.relay.loop import Loop
 from sandbox_kernel.relay.settle import NOTHING_USED, Ending
 
 UNDO: Final = "%undo"
@@ -30,7 +28,6 @@ class Judging:
 
     def __init__(
         self,
-        loop: Loop,
         policy: Policy,
         judge: Judge,
         audit: AuditLog,
@@ -40,9 +37,8 @@ class Judging:
         *,
         run: Callable[[RunningCell], None],
         undo: Callable[[RunningCell], None],
-        conclude: Callable[[RunningCell, Ending], None],
+        fail: Callable[[RunningCell, Ending], None],
     ) -> None:
-        self._loop = loop
         self._policy = policy
         self._judge = judge
         self._audit = audit
@@ -51,7 +47,7 @@ class Judging:
         self._answers = answers
         self._run = run
         self._undo = undo
-        self._conclude = conclude
+        self._fail = fail
         self.asking: Final = Asking(answers)
 
     def decide(self, cell: RunningCell) -> None:
@@ -125,10 +121,4 @@ class Judging:
             ending = Ending(NOTHING_USED, error=error, outcome=error.outcome, exceeded=exceeded)
         else:
             ending = Ending(NOTHING_USED, error=error, outcome="denied")
-        # A denial is faster than a frontend that sends one cell after another: those of the same
-        # "Run all" are to be aborted, as behind a cell that took its time to fail.
-        wait = cell.request.received + BURST_SECONDS - time.monotonic()
-        if cell.request.stop_on_error and wait > 0:
-            self._loop.call_later(wait, lambda: self._conclude(cell, ending))
-        else:
-            self._conclude(cell, ending)
+        self._fail(cell, ending)

@@ -106,7 +106,6 @@ class Router:
             self._inner, self._cells, self._counts, enforcer, policy, answers
         )
         self._judging = Judging(
-            loop,
             policy,
             judge,
             audit,
@@ -115,7 +114,7 @@ class Router:
             answers,
             run=self._forwarder.run,
             undo=host.undo,
-            conclude=self.conclude,
+            fail=self.fail,
         )
         self._asking = self._judging.asking
         self._output = Output(
@@ -184,6 +183,18 @@ class Router:
         for request in unanswered.given_up:
             self._answers.refuse(request, KERNEL_ENDED)
         self._cells.put_back(unanswered.again)
+
+    def fail(self, cell: RunningCell, ending: Ending) -> None:
+        """Conclude a cell that fails here, and was never sent in.
+
+        That is faster than a frontend sends one cell after another: those of the same "Run all" are to
+        be aborted, as behind a cell that took its time to fail.
+        """
+        wait = cell.request.received + BURST_SECONDS - time.monotonic()
+        if cell.request.stop_on_error and wait > 0:
+            self._loop.call_later(wait, lambda: self.conclude(cell, ending))
+        else:
+            self.conclude(cell, ending)
 
     def conclude(self, cell: RunningCell, ending: Ending) -> None:
         """Say the last words of a cell and go on with the next."""

@@ -134,7 +134,7 @@ class Wrapper:
             self._router.conclude(cell, ending)
 
         def impossible() -> None:
-            self._router.conclude(cell, Ending(NOTHING_USED, error=UndoUnavailable()))
+            self._router.fail(cell, Ending(NOTHING_USED, error=UndoUnavailable()))
 
         self._lifecycle.undo(undone, impossible)
 
