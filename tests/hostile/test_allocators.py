@@ -27,6 +27,8 @@ MEMORY, SANDBOX_MEMORY = 64 * MIB, 512 * MIB
 LIMITS = {"memory": MEMORY, "sandbox_memory": SANDBOX_MEMORY, "wall": "20s", "grace": "300ms"}
 # A cell takes some more between two looks at it, and until it is dead: usually not more than this.
 GROWTH = 3 * MEMORY
+# How far the whole sandbox may come.
+SANDBOX_GROWTH = SANDBOX_MEMORY * 9 // 8
 # From /proc a look takes long, and keeps the processes that are looked at from running.
 SAMPLE_SECONDS = 0.005 if IS_ROOT else 0.05
 # What Python raises where the limit inside, which counts addresses, comes first.
@@ -114,18 +116,23 @@ for _name in glob.glob('/tmp/hog*') + glob.glob('/dev/shm/hog*') + glob.glob('/h
 
 
 class Watch(threading.Thread):
-    """The most that a cell makes a sandbox grow, while it goes on."""
+    """The most that a cell makes a sandbox grow, and that this has, while it goes on."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
         self._cell = CellMeter(meter)
         self._over = threading.Event()
+        self.most = 0
 
     def run(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
-            self._cell.sample()
+            self._look()
         # What a cell has left is there still, however busy the machine was meanwhile.
+        self._look()
+
+    def _look(self) -> None:
         self._cell.sample()
+        self.most = max(self.most, self._cell.memory_bytes)
 
     def __enter__(self) -> Watch:
         self.start()
@@ -182,6 +189,8 @@ def test_a_cell_that_takes_too_much_memory_is_stopped_and_nothing_is_lost(
             assert stopped.ename in OWN_ERRORS, about
             assert receipt["outcome"] in ("memory", "error"), about
             assert receipt["state"] == "kept", about
+        if IS_ROOT:  # by way of /proc, what forks share is in it more than once
+            assert watch.most <= SANDBOX_GROWTH, about
         if receipt["state"] == "rolled_back" and "files in" in how:
             assert "changed file" in " ".join(receipt["not_restored"]), about
 
