@@ -55,6 +55,14 @@ def read_audit(source: Source, section: str, node: Node) -> dict[str, Any]:
     return read
 
 
+def merge_audit(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file sets, over what it extends. A pattern more must not give away what others hide."""
+    merged = {**base, **own}
+    if own.get("redact"):  # an empty list empties
+        merged["redact"] = tuple(dict.fromkeys((*base.get("redact", ()), *own["redact"])))
+    return merged
+
+
 def build_audit(merged: Mapping[str, Any]) -> model.Audit:
     """The whole section, from what all files say together."""
     rest = {key: value for key, value in merged.items() if key != "anchor_every"}

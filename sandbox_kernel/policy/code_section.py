@@ -141,7 +141,7 @@ def _read_names(
 
 
 def merge_code(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file sets, over what it extends: each rule for itself, each list as a whole."""
+    """What a file sets, over what it extends: each rule and each name for itself."""
     merged = {**base, **own, "rules": {**base.get("rules", {}), **own["rules"]}}
     for field in NAME_RULES.values():
         if field in base and field in own:
@@ -150,13 +150,19 @@ def merge_code(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 
 
 def _merge_names(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A name that the file lists is in no list it inherits: what it says itself wins."""
+    """A list adds to the one it extends: to deny one more name must not allow all the others.
+
+    A name that the file lists is in no list it inherits: what it says itself wins. An empty list
+    empties, and a file that says what holds ``otherwise`` has lists of its own.
+    """
     stated = {entry for decision in DECISIONS for entry in own.get(decision, ())}
-    inherited = {
-        key: value if key == "otherwise" else [entry for entry in value if entry not in stated]
-        for key, value in base.items()
-    }
-    return {**inherited, **own}
+    merged = {**base, **own}
+    for decision in DECISIONS:
+        given = own.get(decision)
+        if given is None or (given and "otherwise" not in own):
+            inherited = [entry for entry in base.get(decision, ()) if entry not in stated]
+            merged[decision] = [*inherited, *(given or ())]
+    return merged
 
 
 def code_gaps(settings: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from sandbox_kernel.errors import PolicyError
 from sandbox_kernel.policy import audit_section, model
-from sandbox_kernel.policy.audit_section import build_audit
+from sandbox_kernel.policy.audit_section import build_audit, merge_audit
 from sandbox_kernel.policy.code_section import build_code, code_gaps, merge_code
 from sandbox_kernel.policy.document import Node, compose, read_items, read_word
 from sandbox_kernel.policy.find import DEFAULT, Source, find_named, find_policy
@@ -20,6 +20,8 @@ from sandbox_kernel.policy.sections import READERS, TABLES
 from sandbox_kernel.policy.strictness import looser_than
 from sandbox_kernel.policy.units import shown
 
+# Sections in which a list adds to the one it extends.
+_MERGERS: Final = {"code": merge_code, "audit": merge_audit}
 _SHOWN_GAPS: Final = 10
 _SHOWN_LOOSER: Final = 3
 STRICT: Final = "strict"
@@ -117,7 +119,8 @@ def _merge(key: str, base: Any, own: Any) -> Any:
     """What a section says, over what it extends."""
     if base is None or not isinstance(own, dict):
         return own
-    return merge_code(base, own) if key == "code" else {**base, **own}
+    merge = _MERGERS.get(key)
+    return merge(base, own) if merge else {**base, **own}
 
 
 def _layers(source: Source, above: tuple[str, ...]) -> list[_Layer]:

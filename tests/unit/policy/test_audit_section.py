@@ -9,7 +9,7 @@ import yaml
 
 from sandbox_kernel.policy.effective import as_document
 from sandbox_kernel.policy.load import load_policy
-from tests.unit.policy.files import loaded, refusal
+from tests.unit.policy.files import loaded, refusal, write
 
 
 def test_every_shipped_policy_keeps_a_log_that_is_required() -> None:
@@ -23,6 +23,13 @@ def test_a_policy_changes_what_it_names_and_nothing_else(user: Path) -> None:
     base = load_policy("default").audit
     audit = loaded(user, "audit: {code: hash, anchor: 'file:/mnt/a', anchor_every: 1h}").audit
     assert audit == base._replace(code="hash", anchor="file:/mnt/a", anchor_seconds=3600)
+
+
+def test_patterns_of_secrets_add_to_those_of_the_policy_that_is_extended(user: Path) -> None:
+    write(user, "audit: {redact: ['acme_[a-z]{9}']}", "house")
+    audit = loaded(user, "extends: house\naudit: {redact: ['team_[a-z]{9}']}").audit
+    assert audit.redact == ("acme_[a-z]{9}", "team_[a-z]{9}")
+    assert loaded(user, "extends: house\naudit: {redact: []}").audit.redact == ()
 
 
 def test_what_is_shown_as_effective_reads_back(user: Path) -> None:
