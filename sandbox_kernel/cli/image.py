@@ -57,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
         help="an image of the engine with Python ≥ 3.11; `debian` (the default) is made on this "
         "host by debootstrap, once, and needs root for that",
     )
+    build.add_argument(
+        "--mirror",
+        metavar="URL",
+        help="where that Debian's packages come from: a copy of its server, such as "
+        "file:///srv/debian, for a host without internet",
+    )
     build.add_argument("--tag", help=f"its name (else such as {default_tag(FLAVORS[0])})")
     build.add_argument(
         "--no-cache", action="store_true", help="reuse nothing: get newer packages and Debian"
@@ -80,6 +86,7 @@ def _build(options: argparse.Namespace) -> int:
         flavor=options.flavor,
         requirements=options.requirement,
         base=options.base,
+        mirror=options.mirror,
         tag=options.tag,
         anew=options.no_cache,
     )

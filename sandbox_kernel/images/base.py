@@ -18,6 +18,7 @@ from sandbox_kernel.errors import ImageError
 from sandbox_kernel.images import Report
 from sandbox_kernel.images.wheels import Target
 from sandbox_kernel.isolation.engine import reason_of
+from sandbox_kernel.isolation.owner import OWNER, owner_label
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -45,10 +46,17 @@ print(json.dumps({
 }))
 """
 _PROBE_SECONDS: Final = 60
+_PROBE_PROCESSES: Final = 64
+_PROBE_BYTES: Final = 512 << 20
 
 
-def find_base(client: APIClient, name: str, *, anew: bool, report: Report) -> str:
-    """The id of the base; Debian is made if it is not there yet, or if it is wanted ``anew``."""
+def find_base(
+    client: APIClient, name: str, *, anew: bool, report: Report, mirror: str | None = None
+) -> str:
+    """The id of the base; Debian is made if it is not there yet, or if it is wanted ``anew``.
+
+    ``mirror`` is where Debian's packages come from, if not from Debian's own server.
+    """
     tag = DEBIAN_TAG if name == DEBIAN else name
     if not (anew and name == DEBIAN):
         with contextlib.suppress(NotFound):  # then it is made, or refused below
@@ -60,7 +68,7 @@ def find_base(client: APIClient, name: str, *, anew: bool, report: Report) -> st
             "on this host."
         )
         raise ImageError(what, hint=hint)
-    _make_debian(client, report)
+    _make_debian(client, report, mirror)
     return image_id(client.inspect_image(tag))
 
 
@@ -73,7 +81,7 @@ def image_id(inspected: dict[str, Any]) -> str:
 # Debian ----------------------------------------------------------------------------------------
 
 
-def _make_debian(client: APIClient, report: Report) -> None:
+def _make_debian(client: APIClient, report: Report, mirror: str | None) -> None:
     if os.geteuid() != 0:
         what = "Only root can make the Debian base: debootstrap owns its files and mounts in it."
         hint = (
@@ -87,7 +95,7 @@ def _make_debian(client: APIClient, report: Report) -> None:
         raise ImageError(what, hint=hint)
     with tempfile.TemporaryDirectory(prefix="sandbox-kernel-base-") as place:
         root = Path(place, "root")
-        _debootstrap(root, report)
+        _debootstrap(root, report, mirror)
         report("packing Debian", 0, 0)
         for leftover in _LEFTOVERS:
             shutil.rmtree(root / leftover, ignore_errors=True)
@@ -103,9 +111,13 @@ def _make_debian(client: APIClient, report: Report) -> None:
             raise ImageError(what, hint=hint)
 
 
-def _debootstrap(root: Path, report: Report) -> None:
+def _debootstrap(root: Path, report: Report, mirror: str | None) -> None:
     report("making Debian", 0, 0)
-    command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", SUITE, str(root)]
+    command = [
+        # Wherever the packages come from, they are Debian's: without its keys it would not look.
+        *("debootstrap", "--force-check-gpg", "--variant=minbase", f"--include={_PACKAGES}"),
+        *(SUITE, str(root), *([] if mirror is None else [mirror])),
+    ]
     said: list[str] = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -117,7 +129,8 @@ def _debootstrap(root: Path, report: Report) -> None:
     if process.returncode != 0:
         what = f"debootstrap failed. It said: {' '.join(said)!r}."
         hint = (
-            "It needs Debian's package server and the right to mount; or build on an image you "
+            "It needs Debian's package server or a copy of it (`--mirror URL`), Debian's keys "
+            "(package debian-archive-keyring) and the right to mount; or build on an image you "
             "have: `--base IMAGE`."
         )
         raise ImageError(what, hint=hint)
@@ -173,9 +186,17 @@ def _container(client: APIClient, image: str, command: list[str]) -> Iterator[st
         read_only=True,
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
+        pids_limit=_PROBE_PROCESSES,
+        mem_limit=_PROBE_BYTES,
     )
     made = client.create_container(
-        image, entrypoint=command, command=[], user="65534:65534", host_config=settings
+        image,
+        entrypoint=command,
+        command=[],
+        user="65534:65534",
+        host_config=settings,
+        # If this process is killed, a later kernel removes it.
+        labels={OWNER: owner_label(os.getpid())},
     )
     try:
         yield made["Id"]

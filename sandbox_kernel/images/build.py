@@ -44,6 +44,7 @@ class ImageRequest:
     flavor: str
     requirements: Path | None = None  # more packages, on top of the flavour's
     base: str = DEBIAN
+    mirror: str | None = None  # of Debian's packages
     tag: str | None = None  # the flavour's own
     anew: bool = False  # nothing is reused, the Debian base included
 
@@ -57,7 +58,9 @@ def build_image(client: APIClient, request: ImageRequest, report: Report) -> Ima
     tag = full_tag(request.tag or default_tag(request.flavor))
     try:
         report("looking for the base", 0, 0)
-        base = find_base(client, request.base, anew=request.anew, report=report)
+        base = find_base(
+            client, request.base, anew=request.anew, report=report, mirror=request.mirror
+        )
         inputs = inputs_of(request, base)
         found = None if request.anew else _of_inputs(client, inputs)
         if found is None:

@@ -97,7 +97,7 @@ class ContainerSandbox(Sandbox):
         self._spec = spec
         self._containers = containers
         self._uid = FIRST_UNRELATED_UID + os.getpid()
-        self._view = view.plan_folder(spec.working_directory, spec.secrets, view.homes())
+        self._view = self._plan_folder()
         # Once: the folder may be renamed or removed while the sandbox runs.
         self._folder_notes = (*self._view.notes, *self._closed())
         self._keeper: HiredKeeper | None = None
@@ -105,6 +105,15 @@ class ContainerSandbox(Sandbox):
         # All that the keeper has said, of which no word comes twice.
         self._said: dict[str, Any] = {}
         self._cgroup: Cgroup | None = None
+
+    def _plan_folder(self) -> view.View:
+        folder = self._spec.working_directory
+        if not leads_to(folder, self._spec.working_descriptor):
+            # The engine is root and goes by names: whoever owns a folder above could have it show
+            # another one.
+            note = f"{folder} is no longer the folder that the kernel was started in: empty"
+            return view.View((), (), (note,))
+        return view.plan_folder(folder, self._spec.secrets, view.homes())
 
     def give(self, path: Path) -> None:
         if os.geteuid() == 0:
@@ -124,7 +133,13 @@ class ContainerSandbox(Sandbox):
             engine=" ".join(filter(None, engine)),
             network="none",
             working_directory=str(self._spec.working_directory),
-            notes=(*self.remarks, *self._passed_over(), *self._folder_notes, *_notes(level)),
+            notes=(
+                *self.remarks,
+                *self._passed_over(),
+                *self._folder_notes,
+                *self._dropped(),
+                *_notes(level),
+            ),
             limitations=GVISOR_LIMITATIONS if level == "gvisor" else (),
             image="" if found is None else found.image,
         )
@@ -144,6 +159,15 @@ class ContainerSandbox(Sandbox):
             if found is None or level == found.level:
                 return
             yield preferred([level], no_runtime(runtime))
+
+    def _dropped(self) -> Iterator[str]:
+        if unheld := self._said.get("unheld"):
+            yield (
+                f"the engine holds no limit of {', '.join(unheld)} (see its warnings): what is held is "
+                "what the wrapper sees when it looks"
+            )
+        if self._containers.found is not None and self._containers.found.labels:
+            yield "SELinux labels are off in the sandbox: they would close the wrapper's sockets to it"
 
     def start(self, run_directory: Path) -> None:
         keeper = self._keeper = self._containers.take_keeper()
@@ -272,6 +296,14 @@ class ContainerSandbox(Sandbox):
             self._cgroup.close()
 
 
+def leads_to(path: Path, descriptor: int) -> bool:
+    """Whether the file that is open as ``descriptor`` is still the one at ``path``."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:  # it is gone, or was closed to us
+        return False
+
+
 def _notes(level: str) -> list[str]:
     if level != "gvisor":
         return []
@@ -333,6 +365,8 @@ def container_config(
             "sandbox-kernel.policy": policy_sha256,
         },
         "NetworkDisabled": True,
+        # An image's own would be run beside the supervisor.
+        "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",
         "AttachStdout": True,
         "AttachStderr": True,

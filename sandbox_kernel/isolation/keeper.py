@@ -69,7 +69,7 @@ class Keeper:
             made = True
             console, printed = engine.attach(name)
             engine.post(f"/containers/{name}/start")
-            self._tell_of_start(engine, name)
+            self._tell_of_start(engine, name, config)
             self._keep(engine, name, console, printed)
         except NothingFound as nothing:
             missing = [(level, error.what, error.hint) for level, error in nothing.missing]
@@ -86,7 +86,7 @@ class Keeper:
     def _tell_of_silence(self) -> None:
         self._say(waiting=True)
 
-    def _tell_of_start(self, engine: Engine, name: str) -> None:
+    def _tell_of_start(self, engine: Engine, name: str, config: Mapping[str, Any]) -> None:
         (about,) = engine.ask(f"/containers/{name}/json")
         if isinstance(about, EngineRefusal):
             if about.status == _NOT_FOUND:
@@ -99,6 +99,7 @@ class Keeper:
             # Podman's own word for it is not a name.
             runtime=about.get("OCIRuntime") or host.get("Runtime") or "",
             cpus=cpus_of(host),
+            unheld=unheld(config["HostConfig"], host),
         )
 
     def _say(self, **words: Any) -> None:
@@ -181,6 +182,16 @@ def cpus_of(host: dict[str, Any]) -> float:
     return 0.0
 
 
+def unheld(asked: Mapping[str, Any], has: Mapping[str, Any]) -> list[str]:
+    """Limits that an engine was asked for and has dropped, with no more than a warning."""
+    limits = {"Memory": "memory", "MemorySwap": "swap", "PidsLimit": "processes"}
+    return [
+        word
+        for key, word in limits.items()
+        if key in asked and not 0 < (has.get(key) or 0) <= asked[key]
+    ]
+
+
 # -- its end ---------------------------------------------------------------------------------------
 
 
@@ -207,6 +218,12 @@ def remove(engine: Engine, container: str) -> bool:
     return _delete(engine, f"/containers/{container}?v=1&force=1")
 
 
+def remove_stopped(engine: Engine, container: str) -> None:
+    """Podman keeps containers over a reboot; one that runs is of another host with the same engine."""
+    with contextlib.suppress(EngineRefusal):
+        _delete(engine, f"/containers/{container}?v=1")
+
+
 def remove_volume(engine: Engine, volume: str) -> bool:
     """Whether it is gone; else its container is not quite."""
     return _delete(engine, f"/volumes/{volume}")
@@ -225,11 +242,14 @@ def remove_abandoned(engine: Engine) -> None:
     filters = f"{{%22label%22:[%22{OWNER}%22]}}"
     with contextlib.suppress(EngineRefusal, SandboxUnavailable):  # the next keeper looks again
         for container in engine.get(f"/containers/json?all=1&filters={filters}"):
-            if is_abandoned(container["Labels"][OWNER]):
+            owner = container["Labels"][OWNER]
+            if is_abandoned(owner):
                 remove(engine, container["Id"])
+            elif is_of_an_earlier_boot(owner):
+                remove_stopped(engine, container["Id"])
         for volume in engine.get(f"/volumes?filters={filters}")["Volumes"] or ():
             owner = volume["Labels"][OWNER]
-            # An engine forgets its containers with a reboot, not their volumes; it keeps those in use.
+            # A reboot leaves a container's volume; the engine keeps those in use.
             if is_abandoned(owner) or is_of_an_earlier_boot(owner):
                 remove_volume(engine, volume["Name"])
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation.engine_http import Answer, Engine, EngineRefusal
 from sandbox_kernel.isolation.wanted import Found, Missing, Wanted
 
+DOCKER: Final = "docker"
+PODMAN: Final = "podman"
 NO_SUCH_IMAGE: Final = 404
 REGISTER: Final = (
     'add to the engine\'s daemon.json: "runtimes": {"runsc": {"path": "runsc", "runtimeArgs": '
@@ -45,11 +48,35 @@ def choose(engine: Engine, wanted: Wanted) -> Found:
     if (unfit := unmapped(engine.address, info)) is not None:
         raise _of_all(wanted, unfit)
     image = find_image(wanted, about_image)
-    known = info.get("Runtimes") or {}
+    name = name_of(version)
+    known = usable_runtimes(name, info)
     for level, runtime in wanted.levels:
         if runtime is None or runtime in known:
-            return Found(level, runtime, image, name_of(version))
-    raise NothingFound([(level, _no_runtime(runtime, known)) for level, runtime in wanted.levels])
+            return Found(level, runtime, image, name, has_labels(info))
+    refuse = _other_runtime if name == PODMAN else _no_runtime
+    raise NothingFound([(level, refuse(runtime, known)) for level, runtime in wanted.levels])
+
+
+def usable_runtimes(engine: str, info: Mapping[str, Any]) -> list[str]:
+    """Those that a container can be started with.
+
+    Podman lists all that it has heard of, there or not. Its side of the API ignores which one it is
+    asked for, and takes its default: a container would run without its second kernel, and say so
+    nowhere.
+    """
+    if engine == PODMAN:
+        default = str(info.get("DefaultRuntime") or "")
+        return [Path(default).name] if default else []
+    return sorted(info.get("Runtimes") or {})
+
+
+def has_labels(info: Mapping[str, Any]) -> bool:
+    """Whether the engine gives containers SELinux labels of their own."""
+    return "name=selinux" in _security_options(info)
+
+
+def _security_options(info: Mapping[str, Any]) -> list[str]:
+    return [str(option).split(",")[0] for option in info.get("SecurityOptions") or ()]
 
 
 def _untold(engine: Engine, refusal: EngineRefusal) -> SandboxUnavailable:
@@ -68,7 +95,7 @@ def unmapped(address: str, info: Mapping[str, Any]) -> SandboxUnavailable | None
     It has some 65,000 of them. A sandbox's is none of these, and what is his on the host, sockets
     above all, is not his inside.
     """
-    options = [str(option).split(",")[0] for option in info.get("SecurityOptions") or ()]
+    options = _security_options(info)
     if "name=rootless" in options or info.get("Rootless") is True:
         how = "runs without root"
     elif "name=userns" in options:
@@ -128,14 +155,28 @@ def _repository_digests(about: Mapping[str, Any]) -> list[str]:
 def name_of(version: Mapping[str, Any]) -> str:
     """``docker`` or ``podman``."""
     components = version.get("Components") or ()
-    return "podman" if any("Podman" in part.get("Name", "") for part in components) else "docker"
+    return PODMAN if any("Podman" in part.get("Name", "") for part in components) else DOCKER
 
 
-def _no_runtime(runtime: str | None, known: Mapping[str, Any]) -> SandboxUnavailable:
+def _no_runtime(runtime: str | None, known: Sequence[str]) -> SandboxUnavailable:
     return SandboxUnavailable(
-        f"{no_runtime(runtime)}; it has {', '.join(sorted(known)) or 'none'}.",
+        f"{no_runtime(runtime)}; it has {', '.join(known) or 'none'}.",
         hint=f"Install gVisor and {REGISTER}.",
     )
+
+
+def _other_runtime(runtime: str | None, known: Sequence[str]) -> SandboxUnavailable:
+    default = ", ".join(known) or "none that it tells of"
+    return SandboxUnavailable(
+        f"Podman starts every container with its default runtime, {default}, and not with {runtime!r}.",
+        hint=f"Make it the default: {podman_service(runtime)}; or use Docker for this level.",
+    )
+
+
+def podman_service(runtime: str | None, flag: str = "host-uds=open") -> str:
+    """How Podman's service is started so that it runs all containers with ``runtime``."""
+    flags = f"--runtime-flag={flag} --runtime-flag=network=none"
+    return f"`podman --runtime {runtime} {flags} system service --time=0`"
 
 
 def no_runtime(runtime: str | None) -> str:

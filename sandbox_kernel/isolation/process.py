@@ -67,25 +67,30 @@ class ProcessSandbox(Sandbox):
             raise probe.filter_impossible(error) from error
         self._write_accounts(run_directory)
         with contextlib.ExitStack() as stack:
-            seccomp = os.memfd_create("seccomp")
-            stack.callback(os.close, seccomp)
-            os.write(seccomp, program)
-            os.lseek(seccomp, 0, os.SEEK_SET)
+            seccomp = _file_of(program, stack)
             # By descriptor: the uid that root changes to may not reach it by its path.
             program_file = os.open(self._bwrap, os.O_PATH)
             stack.callback(os.close, program_file)
             self._cgroup = Cgroup.create()
             try:
                 before_exec = self._before_exec(self._descent(run_directory, stack))
+                # Not on the command line, which every user of the host can read: values of variables
+                # that are passed on are among them.
+                options = _file_of(
+                    b"".join(
+                        os.fsencode(each) + b"\0" for each in self._options(run_directory, seccomp)
+                    ),
+                    stack,
+                )
                 # The only Python thread (libzmq has its own), so a function before exec is safe;
                 # and the parent-death signal is tied to the thread that forks, the main one.
                 outer = subprocess.Popen(
-                    self._arguments(run_directory, seccomp),
+                    [self._bwrap, "--args", str(options), "--", *self._command(run_directory)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     executable=f"/proc/self/fd/{program_file}",
-                    pass_fds=[seccomp, program_file],
+                    pass_fds=[options, seccomp, program_file],
                     cwd="/",
                     env={"PATH": "/usr/bin:/bin"},
                     preexec_fn=before_exec,
@@ -146,8 +151,9 @@ class ProcessSandbox(Sandbox):
         (run_directory / "group").write_text(f"sandbox:x:{INNER_UID}:\nnogroup:x:65534:\n")
         (run_directory / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n")
 
-    def _arguments(self, run_directory: Path, seccomp: int) -> list[str]:
-        arguments = [self._bwrap, *NAMESPACES, "--clearenv", "--hostname", "sandbox"]
+    def _options(self, run_directory: Path, seccomp: int) -> list[str]:
+        """What bwrap makes the sandbox of."""
+        arguments = [*NAMESPACES, "--clearenv", "--hostname", "sandbox"]
         environment = view.plan_environment(os.environ, self._view.read_only, self._spec.passed)
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
@@ -160,7 +166,11 @@ class ProcessSandbox(Sandbox):
             *_directories(Path(view.RUN)),
             *("--ro-bind", str(run_source), view.RUN),
             *("--remount-ro", "/"),
-            *("--seccomp", str(seccomp), "--"),
+            *("--seccomp", str(seccomp)),
+        ]
+
+    def _command(self, run_directory: Path) -> list[str]:
+        return [
             *(str(self._spec.python), view.BOOT, f"{view.RUN}/connection.json"),
             run_directory.parent.name,  # for the guardian to know it by
         ]
@@ -214,6 +224,15 @@ class ProcessSandbox(Sandbox):
         if self._cgroup is not None:
             self._cgroup.close()
             self._cgroup = None
+
+
+def _file_of(data: bytes, stack: contextlib.ExitStack) -> int:
+    """A descriptor of a file that has no name, to be read from its beginning."""
+    file = os.memfd_create("bwrap")
+    stack.callback(os.close, file)
+    os.write(file, data)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def _system_mounts() -> list[str]:

@@ -38,6 +38,7 @@ class Found(NamedTuple):
     runtime: str | None
     image: str  # its id, which cannot come to mean another one as a name can
     engine: str  # ``docker`` or ``podman``
+    labels: bool = False  # whether it gives containers SELinux labels
 
     def complete(self, config: dict[str, Any]) -> dict[str, Any]:
         """The body of ``POST /containers/create`` with what was found.
@@ -51,6 +52,10 @@ class Found(NamedTuple):
                 # The second kernel counts its own tasks; the host's limit is for when that fails.
                 host["PidsLimit"] = processes * HOST_TASKS_PER_TASK
                 host["Ulimits"] = [*host["Ulimits"], ulimit("nproc", processes)]
+        if self.labels:
+            # With one of its own a container may open neither the wrapper's sockets nor the folder,
+            # which have none that it may. To give them such a one would change the user's files.
+            host["SecurityOpt"] = [*host["SecurityOpt"], "label=disable"]
         if self.engine == "podman":
             _refuse_commas(host["Mounts"])
             host["SecurityOpt"] = [_by_path(option) for option in host["SecurityOpt"]]

@@ -286,7 +286,7 @@ def test_what_is_asked_for_is_what_the_engine_has(
         "5.21 seccomp": any(o.startswith("seccomp={") for o in host["SecurityOpt"]),
         "5.24 cgroup": host["CgroupParent"] == "",
         "5.25 no new privileges": "no-new-privileges:true" in host["SecurityOpt"],
-        "5.26 health": "Healthcheck" not in config,
+        "5.26 health": config["Healthcheck"]["Test"] == ["NONE"],
         "5.27 latest image": config["Image"].startswith("sha256:"),
         "5.28 processes": 0 < host["PidsLimit"] < 10_000,
         "5.29 bridge": not about["NetworkSettings"]["IPAddress"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import secrets
@@ -233,6 +234,15 @@ def test_a_variable_that_the_policy_names_enters_and_no_other(tmp_path: Path, le
         names = "{n: os.environ.get(n) for n in ('WANTED', 'OTHER', 'ABSENT')}"
         found = kernel.run(f"import os\n{names}").result
         assert found == "{'WANTED': 'some value', 'OTHER': None, 'ABSENT': None}"
+        seen = [pid for pid, line in command_lines() if b"some value" in line]
+        assert seen == [], "every user of the host can read command lines"
+
+
+def command_lines() -> Iterator[tuple[int, bytes]]:
+    """Those of all processes of the host."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            yield int(entry.name), (entry / "cmdline").read_bytes()
 
 
 def test_secrets_in_the_environment_do_not_enter(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sandbox_kernel.isolation.engine import connect
 from tests.engines import podman_service
-from tests.kernel import Kernel, containers_of, eventually, running_kernel
+from tests.kernel import Kernel, containers_of, eventually, isolation, running_kernel
 
 pytestmark = [pytest.mark.container, pytest.mark.podman, pytest.mark.slow]
 
@@ -74,6 +74,25 @@ def test_what_is_asked_for_is_what_podman_has(podman: Kernel) -> None:
     assert facts["NoNewPrivs"] == "1"
     assert facts["Seccomp"] == "2"
     assert int(facts["Uid"].split()[0]) >= 1_900_000_000
+
+
+def test_gvisor_is_not_claimed_where_podman_would_not_use_it(
+    address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Podman lists `runsc`, and starts containers with its default whatever it is asked for."""
+    monkeypatch.setenv("DOCKER_HOST", address)
+    tmp_path.chmod(0o755)
+    either = isolation("gvisor", "container", require="container")
+    with running_kernel(policy=either, cwd=tmp_path) as kernel:
+        outcome = kernel.run("open('/proc/version').read()")
+        assert outcome.receipt["isolation"]["level"] == "container"
+        assert "runsc" not in outcome.receipt["isolation"]["engine"]
+        assert Path("/proc/version").read_text() in eval(outcome.result)
+    with running_kernel(level="gvisor", cwd=tmp_path) as kernel:
+        refused = kernel.run("1 + 1")
+        assert refused.ename == "SandboxUnavailable"
+        assert "default runtime" in refused.evalue
+        assert "podman --runtime runsc" in refused.evalue
 
 
 def test_a_folder_whose_name_podman_would_misread_is_refused(

@@ -116,6 +116,7 @@ def _engine(
         )
         for name, entry in (info.get("Runtimes") or {}).items()
     }
+    default = str(info.get("DefaultRuntime", ""))
     driver, number = info.get("CgroupDriver", "unknown"), info.get("CgroupVersion", "1")
     return Engine(
         address=address,
@@ -123,12 +124,17 @@ def _engine(
         version=str(version.get("Version", "of unknown version")),
         rootless=any(option.startswith("name=rootless") for option in options),
         cgroups=f"{driver} (version {number})",
-        # Podman lists all that it knows of, there or not.
-        runtimes={n: r for n, r in found.items() if not podman or Path(r.path).exists()},
-        default_runtime=str(info.get("DefaultRuntime", "")),
+        runtimes=_only(default, found) if podman else found,
+        default_runtime=default,
         images=images,
         unfit=unmapped(address, info),
     )
+
+
+def _only(default: str, found: Mapping[str, Runtime]) -> dict[str, Runtime]:
+    """Podman lists all that it knows of, there or not, and takes its default whatever it is asked for."""
+    name = Path(default).name
+    return {name: found.get(name, Runtime(default, ()))} if name else {}
 
 
 def _judge(address: str, answer: Engine | Exception | None, seconds: float) -> Check:

@@ -52,4 +52,5 @@ class Offers:
             return Lack(f"is not known to be there: {error.what}", error.hint, is_final=True)
         if check.status == "ok":
             return None
-        return Lack(f"would not come up: {check.found}", check.fix, is_final=True)
+        how = "is not known to come up" if check.status == "unknown" else "would not come up"
+        return Lack(f"{how}: {check.found}", check.fix, is_final=True)

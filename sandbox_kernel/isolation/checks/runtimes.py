@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from sandbox_kernel.isolation.checks.base import Check, Host, run
+from sandbox_kernel.isolation.offer import podman_service
 
 RUNTIMES: Final = "runtimes"
 GVISOR: Final = "gVisor"
 _RUNSC: Final = "runsc"
+_PODMAN: Final = "Podman"
 # Those whose names say nothing are left out: Docker has its default under two names.
 _KNOWN: Final = ("runc", "crun", _RUNSC, "kata")
 _OPENS: Final = ("open", "all")
@@ -59,6 +61,12 @@ def gvisor(engine: _Engine | None, host: Host) -> Check:
         for name, runtime in engine.runtimes.items()
         if name == _RUNSC or runtime.is_gvisor
     ]
+    if not checks and engine.kind == _PODMAN:
+        found = f"Podman starts every container with its default runtime, {engine.default_runtime}"
+        fix = (
+            f"Start its service with {podman_service(_RUNSC, _flag(_RUNSC, host))}, or use Docker."
+        )
+        return Check(GVISOR, "missing", found, fix)
     if not checks:
         found = f"the engine has no runtime {_RUNSC}"
         return Check(GVISOR, "missing", found, _fix(_flag(_RUNSC, host), install=True))
@@ -77,12 +85,14 @@ def named(engine: _Engine, name: str, host: Host) -> Check:
 def _judge(kind: str, name: str, runtime: Runtime, host: Host) -> Check:
     path = shutil.which(runtime.path or name, path=host.environ.get("PATH"))
     flag = _flag(path or _RUNSC, host)
-    if kind == "Podman":
-        fix = f"Start its service with `podman --runtime-flag={flag} system service`."
+    if kind == _PODMAN:
+        fix = f"Start its service with {podman_service(name, flag)}."
         found = f"{name} is there, but Podman does not tell with which flags it is started"
         return Check(GVISOR, "unknown", found, fix)
     flags = _flags(runtime.arguments)
-    opens = flags.get("host-uds") in _OPENS or flags.get(_OLD_FLAG, "false") != "false"
+    # A flag that this version does not know keeps it from starting at all.
+    old = flags.get(_OLD_FLAG, "false") != "false"
+    opens = old if flag == _OLD_FLAG else old or flags.get("host-uds") in _OPENS
     if not opens:
         found = f"{name} is started without --{flag}: it could not reach the wrapper's sockets"
         return Check(GVISOR, "refused", found, _fix(flag, install=False))

@@ -163,3 +163,24 @@ def test_what_debootstrap_fails_with_is_quoted(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(ImageError, match="Failed getting release file"):
         find_base(EngineWithoutImages(), "debian", anew=False, report=nothing)
+
+
+def test_debian_comes_from_the_mirror_that_is_named_and_is_checked_against_its_keys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = tmp_path / "debootstrap"
+    told.write_text('#!/bin/sh\necho "told: $*"\nexit 1\n')
+    told.chmod(0o755)
+    monkeypatch.setattr(base.os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ImageError) as caught:
+        find_base(
+            EngineWithoutImages(),
+            "debian",
+            anew=False,
+            report=nothing,
+            mirror="file:///srv/debian",
+        )
+    assert "--force-check-gpg" in caught.value.what
+    assert caught.value.what.endswith("root file:///srv/debian'.")
+    assert "--mirror URL" in caught.value.hint

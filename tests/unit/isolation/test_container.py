@@ -20,7 +20,7 @@ from sandbox_kernel.isolation.container import (
     explain,
     volume,
 )
-from sandbox_kernel.isolation.keeper import volumes_of
+from sandbox_kernel.isolation.keeper import unheld, volumes_of
 from sandbox_kernel.isolation.owner import OWNER, owner_label
 from sandbox_kernel.isolation.wanted import HOST_TASKS_PER_TASK, Found, Wanted
 from sandbox_kernel.paths import policies_directory
@@ -131,11 +131,63 @@ def test_podman_is_not_asked_for_a_path_that_it_would_read_as_another(
     assert "Rename it" in caught.value.hint
 
 
-def sandbox(folder: Path, *levels: tuple[str, str | None]) -> ContainerSandbox:
-    """One that is not started."""
+def sandbox(
+    folder: Path, *levels: tuple[str, str | None], held: Path | None = None
+) -> ContainerSandbox:
+    """One that is not started, for a kernel that was started in ``held``."""
     wanted = Wanted("unix:///x", levels or (("container", None),), "python", "python", None)
-    spec = SandboxSpec(folder, working_descriptor=-1, python=Path("/usr/bin/python3"))
-    return ContainerSandbox(spec, Containers(wanted, LIMITED, "1" * 64))
+    descriptor = os.open(held or folder, os.O_PATH)
+    try:
+        spec = SandboxSpec(folder, working_descriptor=descriptor, python=Path("/usr/bin/python3"))
+        return ContainerSandbox(spec, Containers(wanted, LIMITED, "1" * 64))
+    finally:
+        os.close(descriptor)
+
+
+def test_a_folder_that_was_exchanged_since_the_start_is_not_shown(tmp_path: Path) -> None:
+    """The engine is root: a link in its place could show whatever root can read."""
+    mine, other, name = tmp_path / "mine", tmp_path / "other", tmp_path / "notebooks"
+    for folder in (mine, other):
+        folder.mkdir()
+    name.symlink_to(mine)
+    assert mounted(sandbox(name, held=mine)) == [str(name)], "the control"
+    name.unlink()
+    name.symlink_to(other)
+    exchanged = sandbox(name, held=mine)
+    assert mounted(exchanged) == []
+    assert "no longer the folder" in " ".join(exchanged.facts.notes)
+
+
+def mounted(made: ContainerSandbox) -> list[str]:
+    return [mount["Target"] for mount in made._folder_mounts("name")]
+
+
+def test_limits_that_the_engine_has_dropped_are_said(tmp_path: Path) -> None:
+    asked = {"Memory": 100, "MemorySwap": 100, "PidsLimit": 10}
+    assert unheld(asked, asked) == []
+    assert unheld({}, asked) == []
+    assert unheld(asked, {"Memory": 100, "MemorySwap": -1, "PidsLimit": None}) == [
+        "swap",
+        "processes",
+    ]
+    made = sandbox(tmp_path)
+    before = made.facts.notes
+    made._said = {"unheld": ["swap"]}
+    (note,) = set(made.facts.notes) - set(before)
+    assert "no limit of swap" in note
+
+
+def test_labels_that_would_close_the_sockets_are_off_and_that_is_said(tmp_path: Path) -> None:
+    labelling = FOUND._replace(labels=True)
+    assert "label=disable" in host(found=labelling)["SecurityOpt"]
+    assert "label=disable" not in host()["SecurityOpt"]
+    made = sandbox(tmp_path)
+    made._containers.found = labelling
+    assert "SELinux" in " ".join(made.facts.notes)
+
+
+def test_an_images_own_health_check_does_not_run() -> None:
+    assert config()["Healthcheck"] == {"Test": ["NONE"]}
 
 
 def test_what_is_known_of_a_sandbox_outlives_its_folder(tmp_path: Path) -> None:

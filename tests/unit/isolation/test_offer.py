@@ -158,6 +158,31 @@ def test_podman_is_known_and_its_ids_are_completed(tmp_path: Path) -> None:
     assert found(tmp_path, podman) == Found("container", None, ID, "podman")
 
 
+def test_podman_has_no_runtime_but_its_default_whatever_it_lists(tmp_path: Path) -> None:
+    """It takes its default whichever one it is asked for: the level would be a lie."""
+    lists_all = ("runc", "crun", "runsc")
+    podman = engine(version=PODMAN, image={"Id": ID}, runtimes=lists_all, DefaultRuntime="crun")
+    said = missing(tmp_path, podman, GVISOR_FIRST[:1])
+    assert said["gvisor"] == (
+        "Podman starts every container with its default runtime, crun, and not with 'runsc'."
+    )
+    (tmp_path / "engine.sock").unlink()
+    assert found(tmp_path, podman, GVISOR_FIRST).level == "container"
+
+
+@pytest.mark.parametrize("default", ["runsc", "/usr/local/bin/runsc"])
+def test_podman_whose_default_is_gvisors_runtime_has_that_level(
+    tmp_path: Path, default: str
+) -> None:
+    podman = engine(version=PODMAN, image={"Id": ID}, runtimes=(), DefaultRuntime=default)
+    assert found(tmp_path, podman, GVISOR_FIRST) == Found("gvisor", "runsc", ID, "podman")
+
+
+def test_an_engine_that_labels_containers_is_known(tmp_path: Path) -> None:
+    labelling = engine(image={"Id": ID}, SecurityOptions=["name=seccomp", "name=selinux"])
+    assert found(tmp_path, labelling).labels
+
+
 def test_an_image_that_is_missing_is_missing_at_every_level(tmp_path: Path) -> None:
     said = missing(tmp_path, engine(runtimes=("runsc",)), GVISOR_FIRST)
     assert set(said) == {"gvisor", "container"}

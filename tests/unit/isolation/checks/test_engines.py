@@ -43,7 +43,7 @@ PODMAN = {
         "CgroupDriver": "systemd",
         "CgroupVersion": "2",
         "DefaultRuntime": "crun",
-        "Runtimes": {"crun": {"path": "/bin/sh"}, "runsc": {"path": "/gone/runsc"}},
+        "Runtimes": {"crun": {"path": "/bin/sh"}, "runsc": {"path": "/bin/sh"}},
         "SecurityOptions": ["name=rootless", "name=seccomp,profile=default"],
     },
 }
@@ -92,7 +92,7 @@ def test_docker_is_described(place: Path) -> None:
     assert engine.images == {"sha256:there"}
 
 
-def test_podman_is_described_without_the_runtimes_it_does_not_have(place: Path) -> None:
+def test_podman_is_described_with_the_runtime_that_it_would_take(place: Path) -> None:
     with engine_at(place, PODMAN) as address:
         engine = ask(address, 10)
     assert (engine.kind, engine.version, engine.rootless) == ("Podman", "4.3.1", True)

@@ -101,6 +101,19 @@ def test_podman_does_not_tell_its_flags(tmp_path: Path) -> None:
     assert "--runtime-flag=host-uds=open" in str(check.fix)
 
 
+def test_podman_that_would_take_another_is_told_how_to_take_it(tmp_path: Path) -> None:
+    check = gvisor(engine("Podman", runc=Runtime("runc", ())), made_up(tmp_path))
+    assert check.status == "missing"
+    assert "default runtime, runc" in check.found
+    assert "podman --runtime runsc" in str(check.fix)
+
+
+def test_a_flag_that_an_old_runsc_does_not_know_is_refused(tmp_path: Path) -> None:
+    flags = "  -fsgofer-host-uds\n    \tallow the gofer to mount sockets"
+    new = runsc(tmp_path, "--host-uds=open", flags=flags)
+    assert gvisor(engine(runsc=new), made_up(tmp_path)).status == "refused"
+
+
 def test_another_name_for_runsc_counts_and_the_best_is_taken(tmp_path: Path) -> None:
     good, bad = runsc(tmp_path, "--host-uds=open"), runsc(tmp_path)
     check = gvisor(engine(runsc=bad, careful=good), made_up(tmp_path))
