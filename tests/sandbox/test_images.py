@@ -8,7 +8,7 @@ import json
 import stat
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from sandbox_kernel.images.build import ImageRequest, build_context, build_image
 from sandbox_kernel.images.lock import Pin
 from sandbox_kernel.isolation.engine import connect
 from sandbox_kernel.isolation.images import ImageRecord, recorded, records_path
+from tests.kernel import isolation, running_kernel
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
 
@@ -94,6 +95,23 @@ def test_python_is_the_environment_with_a_kernel_in_it(
 ) -> None:
     code = "import sys, ipykernel, json; print(json.dumps([sys.prefix, sys.version.split()[0]]))"
     assert json.loads(python(client, minimal.id, code)) == ["/opt/sandbox", minimal.python]
+
+
+def test_the_default_image_has_what_notebooks_import(
+    client: APIClient, tag: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """What `sandbox-kernel image build` makes, and every shipped policy names."""
+    image = build_image(client, ImageRequest("python", tag=tag), nothing)
+    record_property("figures", f"python: {image.size_bytes >> 20} MiB")
+    tmp_path.chmod(0o755)
+    policy = isolation("container", image=tag)
+    with running_kernel(policy=policy, cwd=tmp_path) as kernel:
+        assert kernel.run("import numpy, pandas, sklearn.linear_model, ipywidgets").ename is None
+        plotted = kernel.run(
+            "import matplotlib.pyplot as plt\nplt.plot(pandas.Series(numpy.arange(9)));"
+        )
+        shown = [m for m in plotted.messages if m["msg_type"] == "display_data"]
+        assert "image/png" in shown[0]["content"]["data"], plotted.evalue
 
 
 def test_cells_find_nothing_to_build_or_install_with(
