@@ -165,6 +165,10 @@ def _append(path: str, line: bytes) -> None:
         os.close(descriptor)
 
 
+class NoAnchor(AuditUnavailable):
+    """None of this log is there: nothing vouches for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """The anchors of one key in a file."""
@@ -208,7 +212,7 @@ def read_anchors(path: Path, public_key: Path) -> Found:
     if not anchors:
         what = f"There is no anchor of this log in {path}; {count(others + spoiled, 'line')} of others."
         hint = f"Name the file that has them; they are signed with the key of {public_key}."
-        raise AuditUnavailable(what, hint=hint)
+        raise NoAnchor(what, hint=hint)
     return Found(tuple(anchors), others, spoiled)
 
 

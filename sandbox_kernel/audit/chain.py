@@ -68,8 +68,11 @@ def in_bytes(record: Record) -> tuple[Any, ...]:
     return (*fields[:_NUMBERS], *texts, *fields[_BODY:])
 
 
-def read_key(directory: Path) -> bytes:
-    """The log's key; raises ``FileNotFoundError``, or ``AuditUnavailable`` if it is not ours alone."""
+def read_key(directory: Path, *, to_write: bool = True) -> bytes:
+    """The log's key; raises ``OSError``, or ``AuditUnavailable`` if others know it.
+
+    Who writes must own it. Who only verifies may be an auditor who can read what is another user's.
+    """
     path = directory / KEY_NAME
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -77,13 +80,15 @@ def read_key(directory: Path) -> bytes:
         key = os.read(descriptor, KEY_BYTES + 1)
     finally:
         os.close(descriptor)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        what = (
-            f"The key of the audit log, {path}, belongs to another user or can be read by others."
-        )
+    if status.st_mode & 0o077:
+        what = f"The key of the audit log, {path}, can be read by others."
         raise AuditUnavailable(
             what, hint=f"Who could read it, could forge records: `chmod 600 {path}`."
         )
+    if to_write and status.st_uid != os.geteuid():
+        what = f"The key of the audit log, {path}, belongs to another user."
+        hint = "Who made it, could forge records: let SANDBOX_KERNEL_HOME name your own directory."
+        raise AuditUnavailable(what, hint=hint)
     if len(key) != KEY_BYTES:
         what = f"The key of the audit log, {path}, is not {KEY_BYTES} bytes long."
         raise AuditUnavailable(what, hint="Put it back from a backup, or move the log and it away.")
@@ -103,4 +108,15 @@ def make_key(directory: Path) -> bytes:
     finally:
         os.close(descriptor)
         draft.unlink()
+    # A power cut must not take the key of records that are on the disk.
+    sync_directory(directory)
     return read_key(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Wait until the names in it are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

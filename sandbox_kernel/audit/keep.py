@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final
 
 from sandbox_kernel.audit.bodies import user_name
-from sandbox_kernel.audit.chain import Keyed, read_key
+from sandbox_kernel.audit.chain import Keyed, read_key, sync_directory
 from sandbox_kernel.audit.records import Entry, Head, Kind, body_of, now_us
 from sandbox_kernel.audit.store import Store, unavailable
 from sandbox_kernel.audit.table import COLUMNS, INSERT, archive_name, connect, connect_to_read
@@ -137,23 +137,21 @@ class _opened(contextlib.AbstractContextManager["_opened"]):
         for left in self._directory.glob("log-*.draft*"):
             left.unlink()
         draft = archive.with_suffix(".draft")
-        copy = connect(draft, timeout_seconds=_BUSY_SECONDS)
         try:
-            # One file when it is done, which is complete or not there.
-            copy.execute("PRAGMA journal_mode = DELETE")
-            rows = self.connection.execute(
-                f"SELECT {COLUMNS} FROM record WHERE seq <= ? ORDER BY seq", (last,)
-            )
-            copy.execute("BEGIN IMMEDIATE")
-            copy.executemany(INSERT, rows)
-            copy.execute("COMMIT")
-        except sqlite3.Error as error:
+            with contextlib.closing(connect(draft, timeout_seconds=_BUSY_SECONDS)) as copy:
+                # One file when it is done, which is complete or not there.
+                copy.execute("PRAGMA journal_mode = DELETE")
+                rows = self.connection.execute(
+                    f"SELECT {COLUMNS} FROM record WHERE seq <= ? ORDER BY seq", (last,)
+                )
+                copy.execute("BEGIN IMMEDIATE")
+                copy.executemany(INSERT, rows)
+                copy.execute("COMMIT")
+            draft.rename(archive)
+            # What is pruned next must not be gone before this is there, even if the power is cut.
+            sync_directory(self._directory)
+        except (sqlite3.Error, OSError) as error:
             raise unavailable(draft, error) from error
-        finally:
-            copy.close()
-        draft.rename(archive)
-        # What is pruned next must not be gone before this is there, even if the power is cut.
-        _sync_directory(self._directory)
 
     def _has(self, archive: Path, last: int) -> bool:
         """Whether the archive, which verifies, has all that the log has up to that record."""
@@ -237,11 +235,3 @@ def _lock(directory: Path) -> int:
         what = f"Another process prunes or rotates the audit log in {directory} just now."
         raise AuditUnavailable(what, hint="Try again when it has come to its end.") from None
     return descriptor
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -58,6 +58,8 @@ class AuditLog:
         self._said_why = ""
         # Whether the last record could not be written.
         self._failing = False
+        # Cells that are not over, and of which the answer to what the policy asks is not in the log.
+        self._unanswered: set[str] = set()
 
     def open(self) -> None:
         """What can be done before there is anything to record. What fails is tried again then."""
@@ -121,25 +123,34 @@ class AuditLog:
             return self._lack(1, error)
         return self._require([self._entry("intent", verdict, said, cell.audit_id)])
 
-    def approval(self, cell: RunningCell, answer: str) -> bool:
+    def approval(self, cell: RunningCell, answer: str) -> None:
         """The user's answer about a cell, before it counts. May raise ``AuditUnavailable``."""
         if not self._settings.enabled:
-            return False
+            return
         assert cell.verdict is not None
         rules = sorted({each.rule for each in cell.verdict.findings if each.decision == "ask"})
-        return self._require([self._entry("approval", answer, {"rules": rules}, cell.audit_id)])
+        if not self._require([self._entry("approval", answer, {"rules": rules}, cell.audit_id)]):
+            self._unanswered.add(cell.audit_id)
 
     def lacks(self, cell: RunningCell) -> AuditState | None:
-        """What is not in the log of a cell that is over; ``None`` if its intent is."""
+        """What is not in the log of a cell that is over; ``None`` if all is that came before it ran."""
         if not self._settings.enabled:
             return "off"
-        return None if cell.recorded else "missing"
+        whole = cell.recorded and cell.audit_id not in self._unanswered
+        return None if whole else "missing"
 
-    def outcome(self, cell: RunningCell, word: str, receipt: Receipt | None) -> None:
-        """How a cell ended. It is written with the next record, or by ``flush``."""
+    def outcome(
+        self, cell: RunningCell, word: str, receipt: Receipt | None, *, with_kernel: bool = False
+    ) -> None:
+        """How a cell ended, or that it ended with its kernel. Written with the next record, or by ``flush``."""
+        if not self._settings.enabled:
+            return
+        self._unanswered.discard(cell.audit_id)
+        events = self._limit_events(cell.audit_id, receipt, with_state=not with_kernel)
         if cell.recorded:
-            events = self._limit_events(cell.audit_id, receipt)
             self._keep([*events, self._outcome(cell, word, receipt)], self._said_why)
+        else:
+            self._miss(len(events) + 1, self._why_missed)
 
     def flush(self) -> bool:
         """Write what waits; whether nothing does any more."""
@@ -186,14 +197,17 @@ class AuditLog:
             memory_bytes=usage.memory_peak_bytes,
         )
 
-    def _limit_events(self, audit_id: str, receipt: Receipt | None) -> list[Entry]:
+    def _limit_events(
+        self, audit_id: str, receipt: Receipt | None, *, with_state: bool = True
+    ) -> list[Entry]:
+        """That variables go with their kernel, which ends, is no event of a cell: without ``with_state``."""
         entries: list[Entry] = []
         if receipt is None:
             return entries
         if receipt.exceeded is not None:
             entries.append(self._entry("event", "limit", receipt.exceeded.to_json(), audit_id))
         # That of `%undo`, which alone ends well, has been recorded.
-        if receipt.state in _STATES and receipt.outcome != "ok":
+        if with_state and receipt.state in _STATES and receipt.outcome != "ok":
             said = {"not_restored": list(receipt.not_restored)}
             entries.append(self._entry("event", _STATES[receipt.state], said, audit_id))
         return entries

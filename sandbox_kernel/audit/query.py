@@ -1,4 +1,4 @@
-"""Questions to the log, for the command line and the server extension: the one place that knows its SQL.
+"""Questions to the log, for the command line and the server extension: with ``wanted``, the place that knows its SQL.
 
 Each answer is made of what is stored, which ``verify`` alone can vouch for.
 """
@@ -31,24 +31,12 @@ from sandbox_kernel.audit.table import (
     schema_of,
     unreadable,
 )
+from sandbox_kernel.audit.wanted import Wanted, conditions_of, verdict_of
 from sandbox_kernel.errors import AuditUnavailable
 
-_ROWS: Final = 1000
-# Answers by which a question counts as approved.
-_APPROVED: Final = ("yes", "always", "earlier")
+# How far before a kernel's first cell its start is looked for. No index has it, and it may be pruned.
+_START_RECORDS: Final = 100_000
 Group = Literal["day", "policy", "user"]
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which cells: those that all of this is true of. Nothing said is true of all."""
-
-    since_us: int | None = None
-    kernel: str | None = None
-    verdict: str | None = None
-    outcome: str | None = None
-    user: str | None = None
-    limit: int | None = 100  # the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +49,7 @@ class CellEntry:
     kernel: str
     user: str
     policy: str
+    # As its receipt has it; ``ask``: it was asked about, and nobody has answered.
     verdict: str
     outcome: str | None  # ``None``: it runs still, or its kernel was killed
     wall_seconds: float
@@ -151,15 +140,13 @@ class AuditReader:
 
     def records(self) -> Iterator[Record]:
         """Everything, in order, as it is read: nothing is held in memory."""
-        cursor = self._connection.execute(SELECT_ALL)
-        while rows := cursor.fetchmany(_ROWS):
-            yield from map(as_stored_by_writers, rows)
+        yield from map(as_stored_by_writers, self._connection.execute(SELECT_ALL))
 
     # -- cells -------------------------------------------------------------------------------------
 
     def cells(self, wanted: Wanted) -> list[CellEntry]:
         """The newest cells that are wanted, the newest last."""
-        conditions, values = _conditions(wanted)
+        conditions, values = conditions_of(wanted)
         found = self._connection.execute(
             "SELECT cell FROM record AS intent INDEXED BY cells "
             f"WHERE {' AND '.join(conditions)} ORDER BY cell DESC LIMIT ?",
@@ -216,8 +203,6 @@ class AuditReader:
         intent, outcome = records.get("intent"), records.get("outcome")
         if intent is None:
             return None
-        approval = records.get("approval")
-        approved = approval is not None and approval.word in _APPROVED
         said = said_in(intent.body)
         code = said.get("code")
         return CellEntry(
@@ -227,7 +212,7 @@ class AuditReader:
             kernel=intent.kernel,
             user=intent.user,
             policy=intent.policy,
-            verdict="approved" if approved else intent.word,
+            verdict=verdict_of(intent, records.get("approval")),
             outcome=None if outcome is None else outcome.word,
             wall_seconds=0.0 if outcome is None else outcome.wall_us / 1e6,
             memory_bytes=0 if outcome is None else outcome.memory_bytes,
@@ -244,7 +229,7 @@ class AuditReader:
         return None if row is None else self._entry(row[0])
 
     def _start_of(self, entry: CellEntry) -> Record | None:
-        """Where the cell's kernel began: shortly before its first cell."""
+        """Where the cell's kernel began: shortly before its first cell, or it is not found."""
         (first,) = self._connection.execute(
             "SELECT min(cell) FROM record INDEXED BY cells "
             "WHERE cell <> '' AND kind = 'intent' AND kernel = ?",
@@ -254,9 +239,9 @@ class AuditReader:
         if intent is None:
             return None  # not in the table, though in the index: it was tampered with
         row = self._connection.execute(
-            f"SELECT {COLUMNS} FROM record WHERE seq < ? AND kind = 'start' AND kernel = ? "
-            "ORDER BY seq DESC LIMIT 1",
-            (intent.seq, entry.kernel),
+            f"SELECT {COLUMNS} FROM record WHERE seq < ? AND seq >= ? AND kind = 'start' "
+            "AND kernel = ? ORDER BY seq DESC LIMIT 1",
+            (intent.seq, intent.seq - _START_RECORDS, entry.kernel),
         ).fetchone()
         return None if row is None else as_stored_by_writers(row)
 
@@ -264,14 +249,15 @@ class AuditReader:
 
     def totals(self, by: Group, since_us: int | None = None) -> list[Total]:
         """What all cells that have ended came to, by day, policy or user."""
-        first_day = 0 if since_us is None else since_us // MICROSECONDS_PER_DAY
-        rows = self._connection.execute(
-            "SELECT day, policy, user, count(*), sum(word = 'denied'), "
-            "sum(word NOT IN ('ok', 'denied', 'aborted')), sum(wall_us), sum(cpu_us), "
-            "max(memory_bytes) FROM record INDEXED BY daily "
-            "WHERE kind = 'outcome' AND day >= ? GROUP BY day, policy, user",
-            (first_day,),
-        )
+        if since_us is None:
+            rows = self._sums("day >= ?", 0)
+        else:
+            # The index has whole days: of the first one, the table says what came late enough.
+            day = since_us // MICROSECONDS_PER_DAY
+            rows = [
+                *self._sums("day = ? AND time_us >= ?", day, since_us),
+                *self._sums("day > ?", day),
+            ]
         place = ("day", "policy", "user").index(by)
         totals: dict[str | int, Total] = {}
         for row in rows:
@@ -292,34 +278,15 @@ class AuditReader:
             totals[group] for group in sorted(totals, key=lambda each: (type(each) is str, each))
         ]
 
+    def _sums(self, condition: str, *values: int) -> list[tuple[Any, ...]]:
+        return self._connection.execute(
+            "SELECT day, policy, user, count(*), sum(word = 'denied'), "
+            "sum(word NOT IN ('ok', 'denied', 'aborted')), sum(wall_us), sum(cpu_us), "
+            "max(memory_bytes) FROM record INDEXED BY daily "
+            f"WHERE kind = 'outcome' AND {condition} GROUP BY day, policy, user",
+            values,
+        ).fetchall()
+
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
-
-
-def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
-    """What the index is asked, which has all of this."""
-    conditions, values = ["intent.cell <> ''", "kind = 'intent'"], []
-    for column, value in (("kernel", wanted.kernel), ("user", wanted.user)):
-        if value is not None:
-            conditions.append(f"{column} = ?")
-            values.append(value)
-    if wanted.since_us is not None:
-        # Ids begin with the time, in milliseconds.
-        digits = f"{max(0, wanted.since_us // 1000):012x}"
-        conditions.append("intent.cell >= ?")
-        values.append(f"{digits[:8]}-{digits[8:]}")
-    other = (
-        "EXISTS (SELECT 1 FROM record AS other INDEXED BY cells WHERE other.cell <> '' "
-        "AND other.cell = intent.cell AND other.kind = ? AND other.word IN ({}))"
-    )
-    if wanted.verdict == "approved":
-        conditions.append(other.format("?, ?, ?"))
-        values += ["approval", *_APPROVED]
-    elif wanted.verdict is not None:
-        conditions.append("word = ?")
-        values.append(wanted.verdict)
-    if wanted.outcome is not None:
-        conditions.append(other.format("?"))
-        values += ["outcome", wanted.outcome]
-    return conditions, values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import time
@@ -18,6 +19,7 @@ from sandbox_kernel.audit.table import (
     SELECT_HEAD,
     connect,
     make_directory,
+    primary_code,
 )
 from sandbox_kernel.errors import AuditUnavailable
 
@@ -28,6 +30,27 @@ _SYNCHRONOUS: Final = {"normal": "NORMAL", "full": "FULL"}
 TIDY_BYTES: Final = 2 << 20
 _TIMES_DIFFER_NS: Final = 1_000_000_000
 _LAST_SEQ: Final = (1 << 63) - 1  # behind it no number is left
+
+# Why it cannot be written, and what to do about it.
+_LOCKED: Final = ("another process has locked it", "End that process, or run the cell again.")
+_FULL: Final = ("the disk is full", "Free disk space and run the cell again.")
+_LOOK: Final = "Look with `sandbox-kernel audit verify`; move it away."
+_REASONS_OF_SQLITE: Final = {
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_READONLY: (
+        "it is read-only",
+        "Make the file and its directory writable for you.",
+    ),
+    sqlite3.SQLITE_CORRUPT: ("the file is damaged", _LOOK),
+    sqlite3.SQLITE_NOTADB: ("it is no log", _LOOK),
+}
+_REASONS_OF_SYSTEM: Final = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EROFS: ("it is on a read-only file system", "Let SANDBOX_KERNEL_HOME name another."),
+}
 
 Durability = Literal["normal", "full"]
 
@@ -209,22 +232,12 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def unavailable(path: Path, error: sqlite3.Error | OSError) -> AuditUnavailable:
     """Why the log cannot be written, for the user whose cell did not run."""
-    said = str(error)
-    reasons = {
-        "locked": ("another process has locked it", "End that process, or run the cell again."),
-        "full": ("the disk is full", "Free disk space and run the cell again."),
-        "readonly": ("it is read-only", "Make the file and its directory writable for you."),
-        "Read-only": ("it is on a read-only file system", "Let SANDBOX_KERNEL_HOME name another."),
-        "No space": ("the disk is full", "Free disk space and run the cell again."),
-        "malformed": (
-            "the file is damaged",
-            "Look with `sandbox-kernel audit verify`; move it away.",
-        ),
-        "not a database": (
-            "it is no log",
-            "Look with `sandbox-kernel audit verify`; move it away.",
-        ),
-    }
-    found = next((reason for word, reason in reasons.items() if word in said), None)
-    why, hint = found or (said, "Let SANDBOX_KERNEL_HOME name a directory that you can write.")
+    if isinstance(error, OSError):
+        found = _REASONS_OF_SYSTEM.get(error.errno or 0)
+    else:
+        found = _REASONS_OF_SQLITE.get(primary_code(error) or 0)
+    why, hint = found or (
+        str(error),
+        "Let SANDBOX_KERNEL_HOME name a directory that you can write.",
+    )
     return AuditUnavailable(f"The audit log {path} cannot be written: {why}.", hint=hint)

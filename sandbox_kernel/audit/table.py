@@ -22,6 +22,13 @@ _PAGE_BYTES: Final = 2048
 _CACHE_KIB: Final = 256
 _READ_CACHE_KIB: Final = 16 * 1024
 READ_SECONDS: Final = 5.0
+# What SQLite says of a file that it could not get at, or not at that moment.
+_OUT_OF_REACH: Final = frozenset(
+    {
+        *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM),
+        *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL),
+    }
+)
 
 # Each index holds all that its question needs. No column is derived: all are under the MAC.
 SCHEMA: Final = (
@@ -48,6 +55,7 @@ SCHEMA: Final = (
 )
 COLUMNS: Final = ", ".join(Record._fields)
 SELECT_ALL: Final = f"SELECT {COLUMNS} FROM record ORDER BY seq"
+SELECT_NEXT: Final = f"SELECT {COLUMNS} FROM record WHERE seq > ? ORDER BY seq LIMIT 1"
 SELECT_HEAD: Final = "SELECT seq, mac FROM record ORDER BY seq DESC LIMIT 1"
 INSERT: Final = f"INSERT INTO record VALUES ({', '.join('?' * len(Record._fields))})"
 
@@ -120,21 +128,61 @@ def _make_file(path: Path) -> None:
             raise OSError(why, os.strerror(why), str(path)) from None
 
 
+class NoLog(AuditUnavailable):
+    """There is none where it should be."""
+
+
 def connect_to_read(path: Path) -> sqlite3.Connection:
     """A connection that changes nothing; raises ``AuditUnavailable`` if there is no log that can be read."""
     if not path.is_file():
         what = f"There is no audit log at {path}."
         hint = "It is made with the first cell of a kernel; SANDBOX_KERNEL_HOME says where."
-        raise AuditUnavailable(what, hint=hint)
-    connection = sqlite3.connect(path, timeout=READ_SECONDS, isolation_level=None)
+        raise NoLog(what, hint=hint)
+    try:
+        return _open_to_read(path, "mode=rw")
+    except sqlite3.Error as error:
+        if not (is_out_of_reach(error) and _is_at_rest(path)):
+            raise unreadable(path, error) from error
+    try:
+        return _open_to_read(path, "mode=ro&immutable=1")
+    except sqlite3.Error as error:
+        raise unreadable(path, error) from error
+
+
+def _open_to_read(path: Path, options: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?{options}"
+    connection = sqlite3.connect(uri, timeout=READ_SECONDS, isolation_level=None, uri=True)
     try:
         connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute(f"PRAGMA cache_size = -{_READ_CACHE_KIB}")
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
     except sqlite3.Error as error:
-        connection.close()
-        raise unreadable(path, error) from error
+        # Of one that is damaged, who reads on learns where.
+        if is_out_of_reach(error):
+            connection.close()
+            raise
     return connection
+
+
+def _is_at_rest(path: Path) -> bool:
+    """Whether all of the log is in its main file, in a place where nothing can be put beside it.
+
+    SQLite needs a file beside a log in WAL mode, which a disk that is mounted for reading does not take.
+    """
+    wal = Path(f"{path}-wal")
+    return not os.access(path.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)
+
+
+def is_out_of_reach(error: sqlite3.Error) -> bool:
+    """Whether the file could not be looked at: that says nothing about what is in it."""
+    return primary_code(error) in _OUT_OF_REACH
+
+
+def primary_code(error: sqlite3.Error) -> int | None:
+    """SQLite's code for what went wrong, without its details; ``None`` if SQLite did not say it."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def sync_to_disk(path: Path) -> None:
@@ -156,7 +204,11 @@ def sync_to_disk(path: Path) -> None:
 
 def unreadable(path: Path, error: sqlite3.Error) -> AuditUnavailable:
     what = f"The audit log {path} cannot be read: {error}."
-    return AuditUnavailable(what, hint="`sandbox-kernel audit verify` says where it is damaged.")
+    if is_out_of_reach(error):
+        hint = "Look again, as root, or at a copy of its whole directory in a place of your own."
+    else:
+        hint = "`sandbox-kernel audit verify` says where it is damaged."
+    return AuditUnavailable(what, hint=hint)
 
 
 def _create(connection: sqlite3.Connection) -> None:

@@ -8,7 +8,6 @@ that is found by anchors, signed heads of it that are kept elsewhere.
 from __future__ import annotations
 
 import sqlite3
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,25 +15,29 @@ from typing import Any, Final
 
 from sandbox_kernel.audit.anchor import Anchor
 from sandbox_kernel.audit.chain import Keyed, read_key
+from sandbox_kernel.audit.neighbours import is_genuine, look_at_end
 from sandbox_kernel.audit.records import EMPTY, Head, Record
 from sandbox_kernel.audit.table import (
+    LOG_NAME,
     SCHEMA,
     SELECT_ALL,
-    archive_end,
+    SELECT_NEXT,
     connect_to_read,
+    is_out_of_reach,
     schema_of,
+    unreadable,
 )
 from sandbox_kernel.errors import AuditUnavailable
 from sandbox_kernel.relay.wire import WireError, decode_object
 
-_ROWS: Final = 4096
+# Progress is told after so many records.
+_STEP: Final = 4096
 _MAX_PROBLEMS: Final = 1000
+_LEAST: Final = -(1 << 63)  # of all numbers in a file
 _KIND: Final = Record._fields.index("kind")
 _BODY: Final = Record._fields.index("body")
 _PREVIOUS: Final = Record._fields.index("previous")
 _MAC: Final = Record._fields.index("mac")
-# Of the fields from the kind on: six texts and three blobs.
-_TYPES: Final = (bytearray,) * (_BODY - _KIND) + (bytes,) * (_MAC - _BODY + 1)
 
 Progress = Callable[[int, int], None]
 
@@ -59,11 +62,15 @@ class Report:
     head: Head = EMPTY
     pruned_through: int = 0
     anchors_checked: int = 0
+    # Whether all of it could be read. Behind a damaged place nothing was looked at.
+    complete: bool = True
     problems: list[Problem] = field(default_factory=list)
+    # What the anchors leave open: nobody is accused by it, and nothing is vouched for.
+    doubts: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
-        return not self.problems
+        return not self.problems and not self.doubts
 
     def accuse(self, seq: int, what: str) -> None:
         if len(self.problems) < _MAX_PROBLEMS:
@@ -77,42 +84,42 @@ def verify(
     progress: Progress = lambda done, total: None,
     key: bytes | None = None,
 ) -> Report:
-    """Read the whole log and compare; raises ``AuditUnavailable`` if there is none or no key.
+    """Read the whole log and compare; raises ``AuditUnavailable`` if it or its key cannot be looked at.
 
-    Of an archive, which has its last number in its name, later anchors say nothing.
+    A log that grows is called ``log.db``: every anchor is about it. Another file ends somewhere, and what
+    lies beside it may say where.
     """
     report = Report()
-    last = archive_end(path)
-    if last is not None:
-        anchors = [each for each in anchors if each.seq <= last]
     connection = connect_to_read(path)
     try:
-        key = key or read_key(path.parent)
+        keyed = Keyed(key or read_key(path.parent, to_write=False))
     except OSError as error:
         connection.close()
         what = f"The key of the audit log {path} cannot be read: {error.strerror}."
         raise AuditUnavailable(what, hint="It lies beside the log; put it back there.") from error
     # As it is stored: whatever a text was changed to, it can be read, and told from a blob.
     connection.text_factory = bytearray
+    heads: dict[int, bytes] = {}
     try:
         connection.execute("BEGIN")  # all of it at one moment, while kernels write on
-        heads: dict[int, bytes] = {}
         # A file without tables is the log of a kernel that was killed as it made it: nothing is in it.
         if found := schema_of(connection):
             _compare_schema(found, report)
-            heads = _walk(connection, Keyed(key), report, {each.seq for each in anchors}, progress)
+            heads = dict.fromkeys((each.seq for each in anchors), b"")
+            _walk(connection, keyed, report, heads, progress)
             _compare_indexes(connection, report)
     except sqlite3.Error as error:
+        if is_out_of_reach(error):
+            raise unreadable(path, error) from error
+        report.complete = False
         report.accuse(report.head.seq + 1, f"the file is damaged here: {error}")
-        return report
     finally:
         connection.close()
-    if last is not None and report.head.seq != last:
-        report.accuse(
-            report.head.seq + 1,
-            f"the archive was cut or renamed: it ends with record {report.head.seq}",
-        )
-    _compare_anchors(anchors, heads, report)
+    if path.name == LOG_NAME or not report.complete:
+        _compare_anchors(anchors, heads, report)
+    else:
+        is_known = _compare_end(path, keyed, report)
+        _compare_anchors_of_part(anchors, heads, report, is_known=is_known)
     report.problems.sort(key=lambda problem: problem.seq)
     return report
 
@@ -121,12 +128,14 @@ def _walk(
     connection: sqlite3.Connection,
     keyed: Keyed,
     report: Report,
-    wanted: set[int],
+    heads: dict[int, bytes],
     progress: Progress,
-) -> dict[int, bytes]:
-    """Look at every record; the MACs of those that are ``wanted``."""
-    (total,) = connection.execute("SELECT count(*) FROM record").fetchone()
-    heads: dict[int, bytes] = {}
+) -> None:
+    """Look at every record, one by one: what was read before a damaged place counts.
+
+    The MACs of those that are in ``heads`` are put there.
+    """
+    total = _about_how_many(connection)
     expected = EMPTY  # what the next record must come after
     genuine = True
     for row in _rows(connection):
@@ -135,7 +144,7 @@ def _walk(
             expected = _begin(row, report)
         if seq != expected.seq + 1 and report.records:
             report.accuse(*_gap(seq, expected.seq))
-        follows_genuine, genuine = genuine, _is_genuine(keyed, row)
+        follows_genuine, genuine = genuine, is_genuine(keyed, row)
         if not genuine:
             report.accuse(seq, "it is not what was written: one of its fields was changed")
         elif row[_PREVIOUS] != expected.mac and seq == expected.seq + 1 and follows_genuine:
@@ -145,26 +154,37 @@ def _walk(
             mac = _pruned(row, genuine, report)
         expected = report.head = Head(seq, mac)
         report.records += 1
-        if seq in wanted:
+        if seq in heads:
             heads[seq] = mac
-        if report.records % _ROWS == 0:
-            progress(report.records, total)
-    progress(report.records, total)
-    return heads
+        if report.records % _STEP == 0:
+            progress(report.records, max(total, report.records + 1))
+    progress(report.records, report.records)
 
 
 def _rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
-    cursor = connection.execute(SELECT_ALL)
-    while rows := cursor.fetchmany(_ROWS):
-        yield from rows
-
-
-def _is_genuine(keyed: Keyed, row: Sequence[Any]) -> bool:
-    """Whether its MAC fits, and each field has the type that writers store: lists go by that, too."""
+    """One by one, up to the last one before a damaged place; raises ``sqlite3.Error`` there."""
+    last = _LEAST
     try:
-        return bool(tuple(map(type, row[_KIND:])) == _TYPES and keyed.mac_of(row) == row[_MAC])
-    except (TypeError, struct.error):
-        return False
+        for row in connection.execute(SELECT_ALL):
+            last = row[0]
+            yield row
+    except sqlite3.Error:
+        # Python looks for the next row before it gives one away: one was read and not seen.
+        yield from connection.execute(SELECT_NEXT, (last,))
+        raise
+
+
+def _about_how_many(connection: sqlite3.Connection) -> int:
+    """For progress: the first and the last are looked at, not all that may be damaged between them."""
+    try:
+        (total,) = connection.execute(
+            "SELECT (SELECT max(seq) FROM record) - (SELECT min(seq) FROM record) + 1"
+        ).fetchone()
+    except sqlite3.Error as error:
+        if is_out_of_reach(error):
+            raise
+        return 0
+    return int(total or 0)
 
 
 def _begin(row: Sequence[Any], report: Report) -> Head:
@@ -209,13 +229,47 @@ def _compare_schema(found: set[str], report: Report) -> None:
 
 def _compare_indexes(connection: sqlite3.Connection, report: Report) -> None:
     """What lists go by must say the same as the table, which alone has been looked at."""
-    ((found,),) = connection.execute("PRAGMA integrity_check(1)").fetchall()
+    try:
+        ((found,),) = connection.execute("PRAGMA integrity_check(1)").fetchall()
+    except sqlite3.Error as error:
+        if is_out_of_reach(error):
+            raise
+        found = str(error).encode()
     if found != b"ok":
         report.accuse(0, f"the file is damaged: {bytes(found).decode('utf-8', 'replace')}")
 
 
+def _compare_end(path: Path, keyed: Keyed, report: Report) -> bool:
+    """Whether it is known where this part of a log ends; it is accused if it ends elsewhere."""
+    found = look_at_end(path, keyed, report.first, report.head)
+    if found.wrong is not None:
+        report.accuse(*found.wrong)
+    return found.is_known
+
+
+def _compare_anchors_of_part(
+    anchors: Sequence[Anchor], heads: dict[int, bytes], report: Report, *, is_known: bool
+) -> None:
+    """Of an archive, later anchors say nothing, if it ended where it ends now."""
+    head = report.head
+    about = [each for each in anchors if max(report.first, 1) <= each.seq <= head.seq]
+    _compare_anchors(about, heads, report)
+    later = max((each.seq for each in anchors if each.seq > head.seq), default=0)
+    if anchors and not about:
+        report.doubts.append(
+            f"no anchor is about what is here, records {report.first} to {head.seq}"
+        )
+    elif later and not is_known:
+        report.doubts.append(
+            f"whether it ended with record {head.seq} is not known: there is an anchor of record "
+            f"{later}, and no log beside it says where it ended"
+        )
+
+
 def _compare_anchors(anchors: Sequence[Anchor], heads: dict[int, bytes], report: Report) -> None:
     checked = [each for each in anchors if each.seq >= max(report.first, 1)]
+    if not report.complete:
+        checked = [each for each in checked if each.seq <= report.head.seq]
     for anchor in checked:
         if anchor.seq > report.head.seq:
             what = (
@@ -227,7 +281,7 @@ def _compare_anchors(anchors: Sequence[Anchor], heads: dict[int, bytes], report:
             what = f"it is not the record that was anchored at {anchor.when}: the log was replaced"
             report.accuse(anchor.seq, what)
     report.anchors_checked = len(checked)
-    if anchors and not checked:
+    if anchors and not checked and report.complete:
         newest = max(each.seq for each in anchors)
         what = (
             f"no anchor is about what is here: the newest is of record {newest}, the log begins with "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sandbox_kernel.errors import AuditUnavailable, PolicyError
+from sandbox_kernel.cli.audit_words import (
+    coloured,
+    in_words,
+    narrow_table,
+    printable_lines,
+    show_rich,
+)
+from sandbox_kernel.errors import AuditUnavailable, PolicyError, SandboxError
 from sandbox_kernel.words import duration
 
 if TYPE_CHECKING:
@@ -32,14 +40,24 @@ ID_CHARACTERS: Final = 18
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
     except (AuditUnavailable, PolicyError) as error:
         print(f"sandbox-kernel audit: {printable_lines(str(error))}", file=sys.stderr)
-        return 1
+        return _code_of(error, options)
     except BrokenPipeError:
-        # Who reads has enough: `… | head`. Python must not say so again when it ends.
-        sys.stderr.close()
-        return 0
+        # Who reads has enough: `… | head`. What Python has still to write when it ends goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(options.judged)
+    return code
+
+
+def _code_of(error: SandboxError, options: argparse.Namespace) -> int:
+    """A log that is gone, or that no anchor is of, does not verify. One that cannot be read may be whole."""
+    from sandbox_kernel.audit.anchor import NoAnchor
+    from sandbox_kernel.audit.table import NoLog
+
+    return 1 if isinstance(error, NoLog | NoAnchor) else int(options.no_look)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Any, summary: str) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=summary, description=summary)
-        found.set_defaults(run=run)
+        # The exit codes if nobody reads what is said, and if the log cannot be looked at.
+        found.set_defaults(run=run, judged=0, no_look=1)
         found.add_argument(
             "--log", type=Path, metavar="FILE", help="another log, such as an archive"
         )
@@ -65,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_json(listing)
     listing.add_argument("--since", type=moment, metavar="WHEN", help="2026-01-31, or 2h, 7d ago")
     listing.add_argument("--kernel", metavar="ID", help="of one kernel, by its session id")
-    listing.add_argument("--verdict", choices=VERDICTS, help="what was decided")
+    listing.add_argument(
+        "--verdict", choices=VERDICTS, help="what was decided, by the user where the policy asks"
+    )
     listing.add_argument("--outcome", choices=OUTCOMES, help="how it ended")
     listing.add_argument("--user", help="of one user")
     listing.add_argument(
@@ -103,7 +124,11 @@ def log_path(options: argparse.Namespace) -> Path:
 def moment(text: str) -> int:
     """A time in microseconds: a date, a date with a time (UTC unless it says otherwise), or an age."""
     if match := _AGO.fullmatch(text):
-        when = datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
+        try:
+            when = datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
+        except OverflowError as error:
+            msg = f"{text!r} is longer ago than there are dates"
+            raise argparse.ArgumentTypeError(msg) from error
     else:
         try:
             when = datetime.fromisoformat(text)
@@ -118,7 +143,8 @@ def moment(text: str) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from sandbox_kernel.audit.query import AuditReader, Wanted
+    from sandbox_kernel.audit.query import AuditReader
+    from sandbox_kernel.audit.wanted import Wanted
 
     wanted = Wanted(
         since_us=options.since,
@@ -177,7 +203,7 @@ def _show(options: argparse.Namespace) -> int:
     with AuditReader(log_path(options)) as reader:
         detail = reader.show(options.id)
     if options.code is not None:
-        return _prove(detail, log_path(options).parent, options.code)
+        return _prove(detail, options)
     if options.json:
         print(json.dumps(detail.to_json()))
     else:
@@ -185,23 +211,25 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _prove(detail: CellDetail, directory: Path, file: Path) -> int:
+def _prove(detail: CellDetail, options: argparse.Namespace) -> int:
     """Also where secrets were taken out of what is stored: its keyed hash is of what ran."""
     from sandbox_kernel.audit.chain import Keyed, read_key
     from sandbox_kernel.audit.proof import is_code_of
     from sandbox_kernel.audit.records import said_in
 
+    directory, file = log_path(options).parent, options.code
     intent = next(record for record in detail.records if record.kind == "intent")
     try:
-        text, key = file.read_bytes().decode(), read_key(directory)
+        text, key = file.read_bytes().decode(), read_key(directory, to_write=False)
     except (OSError, UnicodeDecodeError) as error:
         what = f"The code cannot be compared: {error}."
         raise AuditUnavailable(
             what, hint="Give a file of text; the key lies beside the log."
         ) from error
     same = is_code_of(said_in(intent.body), text, Keyed(key))
+    options.judged = 0 if same else 1
     print(f"{'✔' if same else '✘'} {file} is {'' if same else 'not '}what this cell was to run.")
-    return 0 if same else 1
+    return int(options.judged)
 
 
 def _print_detail(detail: CellDetail) -> None:
@@ -259,46 +287,3 @@ def _print_detail(detail: CellDetail) -> None:
 
 def _beside(entry: CellEntry) -> str:
     return f"{entry.id}: {_in_short(entry)}"
-
-
-# words -----------------------------------------------------------------------------------------
-
-
-def in_words(time_us: int) -> str:
-    try:
-        return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError):
-        return f"{time_us} µs"  # no time that a writer has stored
-
-
-def printable_lines(text: str) -> str:
-    """Nothing that a terminal would take for a command of its own, in any line."""
-    from sandbox_kernel.policy.violation import printable
-
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def coloured(word: str) -> Any:
-    from rich.text import Text
-
-    from sandbox_kernel.policy.violation import printable
-
-    colours = {"allow": "green", "ok": "green", "warn": "yellow", "deny": "red", "denied": "red"}
-    return Text(printable(word), colours.get(word, ""))
-
-
-def narrow_table(*names: str) -> Any:
-    """A table without lines between columns, none of which is ever cut."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    return table
-
-
-def show_rich(what: Any) -> None:
-    from rich.console import Console
-
-    Console(force_jupyter=False).print(what)

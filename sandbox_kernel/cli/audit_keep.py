@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from sandbox_kernel.audit.verify import Report
 
 _SHOWN: Final = 20
+# Exit codes: somebody has changed the log; or whether anybody has could not be looked at.
+CHANGED: Final = 1
+NOT_KNOWN: Final = 2
 
 
 def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
-    verify = command("verify", _verify, "whether the log is what was written; exits with 1 if not")
+    verify = command(
+        "verify",
+        _verify,
+        "whether the log is what was written; exits with 1 if not, with 2 if that cannot be told",
+    )
+    verify.set_defaults(no_look=NOT_KNOWN)
     verify.add_argument(
         "--anchor", type=Path, metavar="FILE", help="anchors that were kept elsewhere"
     )
@@ -74,11 +82,12 @@ def _verify(options: argparse.Namespace) -> int:
     if options.anchor is not None:
         found = read_anchors(options.anchor, options.key or path.parent / PUBLIC_NAME)
     report = verify(path, found.anchors if found else (), progress=_progress("verified"))
+    options.judged = CHANGED if report.problems else NOT_KNOWN if report.doubts else 0
     if options.json:
         print(json.dumps(_as_json(report, found)))
     else:
         _print_report(report, found, is_own_key=options.key is None)
-    return 0 if report.good else 1
+    return int(options.judged)
 
 
 def _as_json(report: Report, found: Found | None) -> dict[str, Any]:
@@ -93,6 +102,7 @@ def _as_json(report: Report, found: Found | None) -> dict[str, Any]:
         "anchors_of_others": found.others if found else 0,
         "anchors_spoiled": found.spoiled if found else 0,
         "problems": [problem.to_json() for problem in report.problems],
+        "doubts": report.doubts,
     }
 
 
@@ -105,7 +115,9 @@ def _print_report(report: Report, found: Found | None, *, is_own_key: bool) -> N
     if found is not None and found.spoiled:
         lines = count(found.spoiled, "line")
         print(f"! {lines} in the anchors' file with this log's key that it has not signed.")
-    if not report.good:
+    for doubt in report.doubts:
+        print(f"? {printable(doubt)}.")
+    if report.problems:
         return
     pruned = f", {report.pruned_through:,} pruned before them" if report.pruned_through else ""
     print(
@@ -115,7 +127,8 @@ def _print_report(report: Report, found: Found | None, *, is_own_key: bool) -> N
         others = (
             f"; {count(found.others, 'anchor')} of other logs passed over" if found.others else ""
         )
-        print(f"✔ {count(report.anchors_checked, 'anchor')} of it fit{others}.")
+        if report.anchors_checked:
+            print(f"✔ {count(report.anchors_checked, 'anchor')} of it fit{others}.")
         if is_own_key:
             print(
                 "– The key of the anchors is the one beside the log: who replaced the whole directory has "

@@ -37,7 +37,8 @@ def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) ->
 
 def _stats(options: argparse.Namespace) -> int:
     from sandbox_kernel.audit.query import AuditReader
-    from sandbox_kernel.cli.audit import log_path, narrow_table, show_rich
+    from sandbox_kernel.cli.audit import log_path
+    from sandbox_kernel.cli.audit_words import narrow_table, show_rich
 
     with AuditReader(log_path(options)) as reader:
         totals = reader.totals(options.by, options.since)

@@ -26,6 +26,11 @@ from tests.kernel import TIMEOUT, eventually, running_kernel
 pytestmark = pytest.mark.process
 
 SLEEP = "import time; time.sleep(60)"
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -190,6 +195,72 @@ def test_how_a_kernel_ended_is_recorded(log: Path, tmp_path: Path) -> None:
     assert verify(log).good
 
 
+@pytest.mark.parametrize("who", ["the client", "the manager, which interrupts it first"])
+def test_a_cell_that_runs_when_its_kernel_is_restarted_has_an_outcome(
+    log: Path, tmp_path: Path, who: str
+) -> None:
+    with running_kernel(cwd=tmp_path) as kernel:
+        kernel.client.execute(SLEEP if who == "the client" else STUBBORN)
+        eventually(lambda: log.exists() and "intent allow" in words(log), what="the intent")
+        if who == "the client":
+            kernel.client.shutdown(restart=True)
+            eventually(lambda: not kernel.manager.is_alive(), what="its end")
+        else:
+            kernel.manager.restart_kernel()
+        assert words(log)[:4] == ["start process", "intent allow", "outcome lost", "end restart"]
+        with AuditReader(log) as reader:
+            (total,) = reader.totals("user")
+            (cell,) = reader.cells(Wanted())
+            receipt = reader.show(cell.id).receipt
+    assert (total.cells, total.failed) == (1, 1)
+    assert total.wall_seconds > 0
+    assert (receipt["outcome"], receipt["state"]) == ("lost", "lost")
+    assert receipt["usage"]["wall_seconds"] == pytest.approx(total.wall_seconds, abs=0.01)
+    assert verify(log).good
+
+
+def test_cells_that_run_or_wait_for_an_answer_at_a_signal_have_an_outcome(
+    log: Path, tmp_path: Path
+) -> None:
+    policy = "code: {python: {imports: {ask: [json]}}}"
+    with running_kernel(cwd=tmp_path, policy=policy) as kernel:
+        kernel.client.execute("import json", allow_stdin=True)
+        eventually(lambda: log.exists() and "intent ask" in words(log), what="the intent")
+        os.kill(kernel.wrapper_pid, signal.SIGTERM)
+        eventually(lambda: not kernel.manager.is_alive(), what="its end")
+    assert words(log) == ["start process", "intent ask", "outcome lost", "end signal"]
+    assert records(log)[2].wall_us == 0  # it never ran
+
+
+def test_a_denied_cell_whose_kernel_ends_before_it_is_answered_is_not_said_to_have_run(
+    log: Path, tmp_path: Path
+) -> None:
+    """What is denied is answered a little later, with the cells that come with it."""
+    policy = "code: {python: {imports: {deny: [ctypes]}}}"
+    with running_kernel(cwd=tmp_path, policy=policy) as kernel:
+        kernel.client.execute("import ctypes")
+        eventually(lambda: log.exists() and "intent deny" in words(log), what="the intent")
+        os.kill(kernel.wrapper_pid, signal.SIGTERM)
+        eventually(lambda: not kernel.manager.is_alive(), what="its end")
+    assert words(log) == ["start process", "intent deny", "outcome denied", "end signal"]
+
+
+def test_an_answer_that_cannot_be_recorded_and_need_not_be_is_said_to_be_missing(
+    log: Path, tmp_path: Path
+) -> None:
+    policy = "code: {python: {imports: {ask: [json]}}}\naudit: {required: false}"
+    with running_kernel(cwd=tmp_path, policy=policy) as kernel, ExitStack() as stack:
+
+        def answer(_: object) -> None:
+            stack.enter_context(locked(log))
+            kernel.client.input("yes")
+
+        outcome = kernel.run("import json", allow_stdin=True, stdin_hook=answer)
+        stack.close()
+    assert (outcome.status, outcome.receipt["audit"]) == ("ok", "missing")
+    assert words(log)[1:-1] == ["intent ask", "outcome ok", "event gap"]
+
+
 def test_a_kernel_without_a_sandbox_is_recorded(log: Path, tmp_path: Path) -> None:
     with running_kernel(cwd=tmp_path, env={"PATH": "/nonexistent"}) as kernel:
         assert kernel.run("1").ename == "SandboxUnavailable"
@@ -253,7 +324,8 @@ def test_limits_rollbacks_undo_and_lost_sandboxes_are_recorded(log: Path, tmp_pa
         kernel.run("x = 2")
         eventually(lambda: len(kernel.checkpoints()) == 2, what="checkpoints")
         assert kernel.run("%undo").status == "ok"
-        assert kernel.run("import os; os._exit(0)").ename == "SandboxLost"
+        lost = kernel.run("import os; os.kill(-1, 9); os.kill(os.getpid(), 9)")
+        assert (lost.ename, lost.receipt["state"]) == ("SandboxLost", "lost")
         assert kernel.run("'still here'").status == "ok"
     found = words(log)
     limit = shown(log, timeout.receipt).records
@@ -301,7 +373,7 @@ def test_a_log_that_is_not_required_lets_cells_run_and_receipts_say_so(
             assert "NOT in the audit log" in line
         assert "audit" not in kernel.run("ran").receipt
     gap = next(record for record in records(log) if record.word == "gap")
-    assert decode_object(gap.body)["records"] == 1
+    assert decode_object(gap.body)["records"] == 2  # its intent and its outcome
 
 
 def test_an_outcome_that_cannot_be_written_is_written_later(log: Path, tmp_path: Path) -> None:

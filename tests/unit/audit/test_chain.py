@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,32 @@ def test_many_who_make_the_key_at_once_get_the_same(tmp_path: Path) -> None:
         maker.stdout.close()
         assert maker.wait() == 0
     assert len(keys) == 1
+
+
+def test_a_key_of_another_user_is_for_who_verifies_and_not_for_who_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = make_key(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / KEY_NAME).stat().st_uid + 1)
+    assert read_key(tmp_path, to_write=False) == key
+    with pytest.raises(AuditUnavailable, match="belongs to another user"):
+        read_key(tmp_path)
+
+
+def test_the_name_of_a_new_key_is_on_the_disk_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that outlive their key in a power cut could not be verified any more."""
+    synced, fsync = list[bool](), os.fsync
+
+    def fsync_noted(descriptor: int) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append(is_directory and (tmp_path / KEY_NAME).exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync_noted)
+    make_key(tmp_path)
+    assert synced == [False, True]
 
 
 @pytest.mark.parametrize(

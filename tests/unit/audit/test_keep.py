@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import shutil
 import sqlite3
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandbox_kernel.audit import keep, table
-from sandbox_kernel.audit.anchor import new_anchor
+from sandbox_kernel.audit.anchor import Anchor, new_anchor
 from sandbox_kernel.audit.keep import Kept, prune, rotate
 from sandbox_kernel.audit.records import MICROSECONDS_PER_DAY, Head, now_us
 from sandbox_kernel.audit.store import Store
@@ -323,6 +325,117 @@ def test_anchors_of_what_came_later_do_not_accuse_an_archive(tmp_path: Path) -> 
     change(archive, "DELETE FROM record WHERE seq > 7")
     assert accused(archive) == [8]
     assert not verify(archive, anchors).good
+
+
+def archived(tmp_path: Path) -> tuple[Path, list[Anchor]]:
+    """An archive of 100 records with its log beside it, and anchors of records 30, 90 and 101."""
+    path = fill_days(tmp_path / "audit", 10)
+    found = records(path)
+    archive = rotate(path.parent).archive
+    assert archive is not None
+    wanted = [found[29], found[89], records(path)[1]]
+    return archive, [new_anchor(Head(each.seq, each.mac)) for each in wanted]
+
+
+def cut(archive: Path, last: int) -> Path:
+    """The archive without its end, under the name that one of that length has."""
+    change(archive, f"DELETE FROM record WHERE seq > {last}")
+    return archive.rename(archive.with_name(table.archive_name(last)))
+
+
+@pytest.mark.parametrize("last", [60, 20])
+def test_an_archive_that_was_cut_and_renamed_is_found_by_the_log_beside_it(
+    tmp_path: Path, last: int
+) -> None:
+    archive, anchors = archived(tmp_path)
+    shorter = cut(archive, last)
+    for given in ((), anchors):
+        problem, *_ = verify(shorter, given).problems
+        assert problem.seq == last + 1
+        assert "log.db says that it ended with record 100" in problem.what
+
+
+def test_an_archive_that_was_cut_is_found_by_the_next_archive(tmp_path: Path) -> None:
+    archive, _ = archived(tmp_path)
+    second = rotate(archive.parent).archive
+    assert second is not None
+    (archive.parent / "log.db").unlink()
+    (problem,) = verify(cut(archive, 60)).problems
+    assert f"{second.name} says that it ended with record 100" in problem.what
+
+
+@pytest.mark.parametrize("name", ["copy.db", "log-000000000099.db", "log-old.db"])
+def test_an_untouched_archive_is_vouched_for_under_any_name(tmp_path: Path, name: str) -> None:
+    archive, anchors = archived(tmp_path)
+    shutil.copy(archive, archive.with_name(name))
+    report = verify(archive.with_name(name), anchors)
+    assert report.good
+    assert report.anchors_checked == 2
+
+
+def test_an_archive_with_another_last_record_is_found_by_the_log_beside_it(tmp_path: Path) -> None:
+    """Who has the key could have written another one."""
+    archive, _ = archived(tmp_path)
+    (tmp_path / "other").mkdir(mode=0o700)
+    shutil.copy(archive.parent / "key", tmp_path / "other")
+    shutil.copy(fill_days(tmp_path / "other", 10), archive)
+    assert accused(archive) == [100]
+
+
+def test_of_an_archive_alone_the_anchors_say_what_they_can(tmp_path: Path) -> None:
+    archive, anchors = archived(tmp_path)
+    (archive.parent / "log.db").unlink()
+    assert verify(archive).good
+    assert verify(archive, anchors[:2]).good
+    # With one of a later record, nobody knows whether it was cut there.
+    for given, doubt in ((anchors, "is not known"), (anchors[2:], "no anchor is about")):
+        report = verify(archive, given)
+        assert not report.good
+        assert report.problems == []
+        assert doubt in report.doubts[0]
+    assert accused(archive, dataclasses.replace(anchors[0], mac=bytes(32))) == [30]
+    emptied = cut(archive, 0)
+    assert verify(emptied, anchors).doubts
+
+
+def test_an_older_archive_is_not_taken_for_a_part_of_a_later_one(tmp_path: Path) -> None:
+    """Neither where what came between them was pruned, nor where a rotation was stopped."""
+    archive, anchors = archived(tmp_path)
+    store = Store(archive.parent)
+    store.append(cell_entries(1))
+    store.close()
+    prune(archive.parent, now_us())
+    second = rotate(archive.parent).archive
+    assert second is not None
+    for present in (True, False):
+        if not present:
+            second.unlink()
+        assert accused(archive, *anchors) == []
+    stopped = tmp_path / "stopped"
+    path = fill_days(stopped, 1)
+    left = path.with_name(table.archive_name(10))
+    shutil.copy(path, left)
+    store = Store(stopped)
+    store.append(cell_entries(1))
+    store.close()
+    rotate(stopped)
+    assert accused(left) == []
+
+
+def test_an_archive_that_cannot_be_made_is_an_error_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fill_days(tmp_path / "audit", 1)
+
+    def no_room(at: Path, **_: Any) -> sqlite3.Connection:
+        if at.suffix == ".draft":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(at))
+        return table.connect(at, timeout_seconds=1)
+
+    monkeypatch.setattr(keep, "connect", no_room)
+    with pytest.raises(AuditUnavailable, match="the disk is full"):
+        rotate(path.parent)
+    expect_whole(path, 10)
 
 
 def test_there_must_be_a_log(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from sandbox_kernel.errors import AuditUnavailable
 from sandbox_kernel.isolation.base import SandboxFacts
 from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.load import load_policy
+from sandbox_kernel.policy.verdict import Verdict
 from sandbox_kernel.relay.cells import Request, RunningCell
 from sandbox_kernel.relay.wire import Author, decode_object
 from tests.unit.audit.logs import expect_whole, records
@@ -77,6 +78,34 @@ def test_where_the_log_is_not_required_the_cell_runs_and_its_receipt_says_so(
         cell.recorded = log.intent(cell, "allow")
     assert not cell.recorded
     assert log.lacks(cell) == "missing"
+
+
+def test_an_answer_that_could_not_be_recorded_does_not_cost_the_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "BUSY_SECONDS", 0.0)
+    log, cell = log_of(tmp_path, required=False), a_cell("import json")
+    cell.verdict = Verdict("ask")
+    cell.recorded = log.intent(cell, "ask")
+    with closing(sqlite3.connect(audit_directory(tmp_path) / "log.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        log.approval(cell, "yes")
+    assert cell.recorded
+    assert log.lacks(cell) == "missing"
+    log.outcome(cell, "ok", None)
+    log.ended("shutdown")
+    assert words(tmp_path) == ["ask", "ok", "gap", "shutdown"]
+
+
+def test_the_outcome_of_a_cell_that_is_not_recorded_is_counted_as_missing(tmp_path: Path) -> None:
+    log, cell = log_of(tmp_path, required=False), a_cell()
+    with in_the_way(tmp_path):
+        cell.recorded = log.intent(cell, "allow")
+    log.outcome(cell, "ok", None)
+    log.ended("shutdown")
+    gap, _ = records(audit_directory(tmp_path) / "log.db")
+    assert decode_object(gap.body)["records"] == 2
+    assert decode_object(gap.body)["why"]
 
 
 def test_where_the_log_is_off_nothing_is_made_and_every_receipt_says_so(tmp_path: Path) -> None:

@@ -272,6 +272,14 @@ def test_a_file_that_is_no_log_is_refused_and_left_alone(tmp_path: Path) -> None
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("name", ["full", "locked", "malformed", "readonly", "No space"])
+def test_the_name_of_a_directory_is_not_taken_for_the_reason(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name / "audit"
+    directory.mkdir(parents=True, mode=0o700)
+    (directory / "log.db").symlink_to("elsewhere")
+    assert "symbolic link" in refusal(Store(directory)).what
+
+
 def test_a_read_only_place_is_refused(tmp_path: Path) -> None:
     """For root too: on a file system that is mounted for reading."""
     if os.geteuid() != 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import shutil
 import sqlite3
@@ -310,3 +311,40 @@ def test_a_damaged_file_is_accused_and_not_raised(log: Path) -> None:
         data[rng.randrange(4096, len(data))] ^= 0xFF
     log.write_bytes(data)
     assert not verify(log).good
+
+
+def page_of(log: Path, seq: int) -> tuple[int, int]:
+    """Where in the file the page of the table begins that holds a record, and its first record."""
+    found, data = records(log), log.read_bytes()
+    size = int.from_bytes(data[16:18], "big")
+    start = data.index(found[seq - 1].previous + found[seq - 1].mac) // size * size
+    page = data[start : start + size]
+    return start, min(each.seq for each in found if each.previous + each.mac in page)
+
+
+def test_a_damaged_page_is_located_and_hides_nothing_before_it(log: Path) -> None:
+    anchors = [dataclasses.replace(anchor_of(log, 20), mac=bytes(32)), anchor_of(log, RECORDS)]
+    start, first = page_of(log, 800)
+    assert 790 < first <= 800
+    change(log, "UPDATE record SET user = 'eve' WHERE seq = 10")
+    data = bytearray(log.read_bytes())
+    data[start] = 0xFF
+    log.write_bytes(data)
+    problems = verify(log).problems
+    assert [each.seq for each in problems] == [10, first]
+    assert "damaged here" in problems[1].what
+    # Of what is behind it, nobody knows whether it is there.
+    assert accused(log, *anchors) == [10, 20, first]
+
+
+def test_a_damaged_index_is_no_record(log: Path) -> None:
+    with closing(sqlite3.connect(log)) as connection:
+        (root,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'daily'"
+        ).fetchone()
+    data = bytearray(log.read_bytes())
+    data[(root - 1) * int.from_bytes(data[16:18], "big")] = 0xFF
+    log.write_bytes(data)
+    report = verify(log)
+    assert [each.seq for each in report.problems] == [0]
+    assert report.records == RECORDS
