@@ -152,17 +152,33 @@ def merge_code(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 def _merge_names(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """A list adds to the one it extends: to deny one more name must not allow all the others.
 
-    A name that the file lists is in no list it inherits: what it says itself wins. An empty list
-    empties, and a file that says what holds ``otherwise`` has lists of its own.
+    What the file says itself wins: a name that it lists is in no list it inherits, and what is
+    decided more mildly below that name is not there either. An empty list empties. Only a file that
+    states all of the table has lists of its own: so does one that is shown whole.
     """
-    stated = {entry for decision in DECISIONS for entry in own.get(decision, ())}
+    if all(key in own for key in NAMES_KEYS):
+        return dict(own)
+    stated = {entry: decision for decision in DECISIONS for entry in own.get(decision, ())}
     merged = {**base, **own}
     for decision in DECISIONS:
         given = own.get(decision)
-        if given is None or (given and "otherwise" not in own):
-            inherited = [entry for entry in base.get(decision, ()) if entry not in stated]
-            merged[decision] = [*inherited, *(given or ())]
+        if given == []:
+            continue
+        inherited = [
+            entry for entry in base.get(decision, ()) if not _overruled(entry, decision, stated)
+        ]
+        merged[decision] = [*inherited, *(given or ())]
     return merged
+
+
+def _overruled(entry: str, decision: Decision, stated: Mapping[str, Decision]) -> bool:
+    """Whether the file itself lists this name, or one above it more strictly."""
+    if entry in stated:
+        return True
+    above = entry.rpartition(".")[0]
+    while above and above not in stated:
+        above = above.rpartition(".")[0]
+    return bool(above) and DECISIONS.index(stated[above]) > DECISIONS.index(decision)
 
 
 def code_gaps(settings: Mapping[str, Any]) -> list[str]:

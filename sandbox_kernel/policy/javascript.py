@@ -176,8 +176,15 @@ class _Reader:
                 rule = _PAGE_NAMES[name]
         if name == "constructor" and owner is not None:
             self._constructor(owner)
+        if name == "getScript" and owner is not None and self._is_called(owner):
+            return  # what it loads tells more
         if rule:
             self._hit(rule, name, node)
+
+    def _is_called(self, member: Node) -> bool:
+        above = self._parents.get(member.id)
+        function = above.child_by_field_name("function") if above is not None else None
+        return function is not None and function.id == member.id
 
     def _constructor(self, member: Node) -> None:
         """``x.constructor.constructor`` and ``x.constructor("…")`` make functions of text."""
@@ -270,9 +277,11 @@ class _Reader:
                 self._hit("javascript.inject", f"{name}({tag or '…'})", node)
         elif name in ("require", "requirejs", "define", "config") and values:
             self._remote_texts(arguments)
-        elif name in ("get", "post", "load") and self._parsed.text(function).startswith(
-            ("$", "jQuery")
-        ):
+        elif name == "getScript":
+            remote = first is not None and bool(_REMOTE.match(first))
+            rule = "javascript.remote_module" if remote else "javascript.network"
+            self._hit(rule, first or name, node)
+        elif name in ("get", "post", "load") and self._is_jquery(function, name):
             self._hit("javascript.network", self._parsed.text(function), node)
         elif (
             name in ("get", "apply", "getOwnPropertyDescriptor")
@@ -280,6 +289,13 @@ class _Reader:
             and self._is_page(values[0])
         ):
             self._hit("javascript.dynamic_member", self._parsed.text(node), node)
+
+    def _is_jquery(self, function: Node, name: str) -> bool:
+        """``$.get``; ``$('div').get(0)`` is an element, and ``$('div').load(…)`` a request again."""
+        if name == "load":
+            return self._parsed.text(function).startswith(("$", "jQuery"))
+        owner = function.child_by_field_name("object")
+        return owner is not None and self._parsed.text(owner) in ("$", "jQuery")
 
     def _remote_texts(self, arguments: Node) -> None:
         """Calls may stand within calls: what was looked through for an inner one is not again."""

@@ -20,6 +20,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
 from sandbox_kernel.policy import python
@@ -49,7 +50,9 @@ LARGE_BYTES: Final = 8 << 10
 MAX_DEPTH: Final = 8
 MAX_TEXTS: Final = 200
 MAX_FINDINGS: Final = 50
+LONGEST_ABOUT: Final = 200
 ALLOWED: Final = Verdict("allow")
+NO_FORK: Final = "could not be read, as the machine gives no process for it"
 NEWER: Final = "is no Python that the check knows, and the kernel's Python is newer"
 
 
@@ -144,7 +147,7 @@ class Judge:
             for each in texts
         )
         if size_bytes > self._code.max_bytes:
-            return self._decide([Hit("cell.too_large", "", 1, 0)])
+            return self._denial("cell.too_large", "")
         if size_bytes <= LARGE_BYTES:
             try:
                 return self._read(texts)
@@ -161,13 +164,16 @@ class Judge:
         collects = gc.isenabled()
         gc.disable()  # a syntax tree has thousands of objects and no cycles to be found among them
         try:
-            return self._decide(hit for text in texts for hit in self._hits(text, deadline))
+            cell, *expressions = texts
+            hits = ((hit, "") for hit in self._hits(cell, deadline))
+            behind = ((hit, each) for each in expressions for hit in self._hits(each, deadline))
+            return self._decide(chain(hits, behind))
         except OtherLanguage:
             raise
         except Exception:
             # A fault of the check itself: the wrapper's log has it, and the cell does not run.
             traceback.print_exc()
-            return self._decide([Hit("cell.unreadable", FAILED, 1, 0)])
+            return self._denial("cell.unreadable", FAILED)
         finally:
             if collects:
                 gc.enable()
@@ -176,8 +182,16 @@ class Judge:
         """The same in a fork, which has all that it needs in memory."""
         import pickle  # 10 ms that no start pays
 
-        read_end, write_end = os.pipe()
-        pid = quiet_fork()
+        try:
+            read_end, write_end = os.pipe()
+        except OSError:
+            return self._not_read(NO_FORK)
+        try:
+            pid = quiet_fork()
+        except OSError:  # no memory, or no more processes: no reason for the kernel to end
+            os.close(read_end)
+            os.close(write_end)
+            return self._not_read(NO_FORK)
         if not pid:
             status = 1
             # Ends it, whatever it is in the middle of.
@@ -185,6 +199,8 @@ class Judge:
             try:
                 self._is_apart = True
                 verdict = self._read(texts)
+                # It has been read: half an answer would be worth nothing.
+                signal.setitimer(signal.ITIMER_PROF, 0)
                 with os.fdopen(write_end, "wb") as pipe:
                     pickle.dump((verdict, self._memory.proposed), pipe)
                 status = 0
@@ -199,12 +215,18 @@ class Judge:
             answer = pipe.read() if in_time else b""
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        if not answer:
-            return self._decide([Hit("cell.unreadable", TOO_LONG, 1, 0)])
-        verdict, proposed = pickle.loads(answer)  # of our own making
+        try:
+            verdict, proposed = pickle.loads(answer)  # of our own making
+        except (pickle.UnpicklingError, EOFError):  # none, or a part: somebody else killed it
+            return self._denial("cell.unreadable", TOO_LONG)
         self._memory.propose(*proposed)
         assert isinstance(verdict, Verdict)
         return verdict
+
+    def _not_read(self, reason: str) -> Verdict:
+        """Nothing of the cell could be read, for no fault of its own: that denies it all the same."""
+        traceback.print_exc()  # the wrapper's log
+        return self._denial("cell.unreadable", reason)
 
     def _hits(self, cell: str, deadline: float) -> Iterator[Hit]:
         waiting = deque([Text("python", cell, 1, 0, 0)])
@@ -282,23 +304,29 @@ class Judge:
 
     # -- deciding ----------------------------------------------------------------------------------
 
-    def _decide(self, hits: Iterable[Hit]) -> Verdict:
-        findings: dict[tuple[str, str, int, int], Finding] = {}
+    def _denial(self, id: str, reason: str) -> Verdict:
+        """Of a cell that is not read to its end, whatever the policy."""
+        return self._decide([(Hit(id, reason, 1, 0), "")])
+
+    def _decide(self, hits: Iterable[tuple[Hit, str]]) -> Verdict:
+        """The verdict on these, each with the expression that it is in, if it is not in the cell."""
+        findings: dict[tuple[Hit, str], Finding] = {}
         denials = 0
-        for hit in hits:
+        for hit, expression in hits:
             decision = self._code.decide(hit.rule, hit.about)
-            if decision == "allow" or hit in findings:
+            if decision == "allow" or (hit, expression) in findings:
                 continue
             about = rule(hit.rule)
-            findings[hit] = Finding(
+            findings[hit, expression] = Finding(
                 hit.rule,
                 decision,
                 about.risk,
-                hit.about,
+                _short(hit.about),
                 hit.line,
                 hit.column,
                 about.reason,
                 about.instead,
+                expression,
             )
             # Only denials end it: warnings must not hide what stands behind them.
             denials += decision == "deny"
@@ -310,6 +338,11 @@ class Judge:
             findings.values(), key=lambda f: (-DECISIONS.index(f.decision), f.line, f.column)
         )
         return Verdict(gravest_first[0].decision, tuple(gravest_first[:MAX_FINDINGS]))
+
+
+def _short(about: str) -> str:
+    """A name may be as long as the cell, and is shown in a message."""
+    return about if len(about) <= LONGEST_ABOUT else about[: LONGEST_ABOUT - 1] + "…"
 
 
 def allows_everything(code: Code) -> bool:

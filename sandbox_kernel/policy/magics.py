@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from sandbox_kernel.policy import shell_paths
+from sandbox_kernel.policy import shell_commands, shell_paths
 from sandbox_kernel.policy.expansion import expressions
 from sandbox_kernel.policy.shell_words import name_set
 from sandbox_kernel.policy.verdict import Embedded, Hit, Language, Magic, Rule
@@ -64,8 +64,9 @@ _NO_RAISE: Final = re.compile(r"\s*--n[a-z-]*(?!\S)\s*")
 _NOT_EXPANDED: Final = name_set("time timeit prun debug")
 _BODY_EXPANDED: Final = name_set("! !! sx system")
 _HOOKS: Final = re.compile(
-    r"(LD_(PRELOAD|AUDIT)|DYLD_\w+|BASH_ENV|PYTHON(STARTUP|HOME|INSPECT)|PROMPT_COMMAND|PATH)\b"
+    r"(LD_(PRELOAD|AUDIT)|DYLD_\w+|BASH_ENV|PYTHON(STARTUP|HOME|INSPECT)|PROMPT_COMMAND)\b"
 )
+_ASSIGNMENT: Final = re.compile(r"\s*(\w+)\s*[=\s]\s*[\"']?(\S+)")
 _MOST_SCRIPTS: Final = 100
 _DATA: Final = re.compile(r"type\s*=\s*.?(application|text)/((ld\+)?json|x-)", re.IGNORECASE)
 _LOADS: Final = re.compile(r"<(iframe|object|embed|base|meta|form)\b|javascript:", re.IGNORECASE)
@@ -244,6 +245,13 @@ def _html(magic: Magic) -> _Items:
         yield item._replace(line=magic.line + item.line)
 
 
+def _text(magic: Magic) -> _Items:
+    """``%%latex`` and ``%%markdown`` show text, unless there is markup in it that does something."""
+    for item in examine_markup(magic.body or ""):
+        yield _hit(magic, "magic.html")
+        yield item._replace(line=magic.line + item.line)
+
+
 def examine_markup(text: str) -> _Items:
     """The scripts in markup, and what it does in the page without any."""
     scripts = list(islice(_scripts(text), _MOST_SCRIPTS))
@@ -328,8 +336,11 @@ def _directory(magic: Magic) -> _Items:
 def _environment(magic: Magic) -> _Items:
     if not magic.arguments.strip():
         yield _hit(magic, "magic.environment")
-    elif _HOOKS.match(magic.arguments.strip()) and re.search(r"[=\s]\S", magic.arguments.strip()):
-        yield _hit(magic, "magic.environment_hook")
+    elif assignment := _ASSIGNMENT.match(magic.arguments):
+        name, value = assignment.groups()
+        # One folder more in the PATH is usual; one that anybody writes to is not.
+        if _HOOKS.match(name) or (name == "PATH" and shell_commands.assigned(name, value)):
+            yield _hit(magic, "magic.environment_hook")
 
 
 def _history(magic: Magic) -> _Items:
@@ -400,7 +411,8 @@ _KINDS: Final[dict[str, Callable[[Magic], _Items]]] = {
         (_profiled, "lprun mprun"),
         (_python_body, "capture code_wrap"),
         (_javascript, "js javascript"),
-        (_html, "html HTML svg SVG latex markdown"),
+        (_html, "html HTML svg SVG"),
+        (_text, "latex markdown"),
         (_other, "R octave julia cython cython_inline cython_pyximport c cpp cuda fortran sql "
                  "bigquery matlab rust go writeto"),
         (_run, "run"),

@@ -11,15 +11,20 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Container, Iterable
+from functools import cache
 from typing import Any, Final
 
 from sandbox_kernel.policy import python_tables as tables
+from sandbox_kernel.policy.fold import UNKNOWN
+from sandbox_kernel.policy.python_asking import asked_about
 from sandbox_kernel.policy.python_binding import bind_names, standings_of, texts_of
 from sandbox_kernel.policy.python_calls import examine_call
 from sandbox_kernel.policy.python_display import examine_display
+from sandbox_kernel.policy.python_facts import facts
 from sandbox_kernel.policy.python_imports import examine_imports, examine_module
 from sandbox_kernel.policy.python_memory import Memory
-from sandbox_kernel.policy.python_names import IMPORTERS, Names
+from sandbox_kernel.policy.python_names import IMPORTERS, Names, is_of_self
+from sandbox_kernel.policy.python_namespaces import examine_namespaces
 from sandbox_kernel.policy.python_nodes import Nodes
 from sandbox_kernel.policy.python_patterns import examine_patterns, plain_match_args
 from sandbox_kernel.policy.python_report import NOTHING_LISTED, Item, Listed, Report
@@ -31,7 +36,9 @@ from sandbox_kernel.policy.source import Unreadable
 __all__ = ["RULES", "Memory", "examine"]
 
 _FEW: Final = 16  # processes that a loop may fork
-_NO_MODULES: Final = frozenset({"get_ipython", "__class__"})  # known whatever they are taken of
+_NO_MODULES: Final = frozenset(
+    {"get_ipython", "__class__", "kernel"}
+)  # known whatever they are taken of
 _TOO_DEEP: Final = "is nested too deeply"
 _FLAGS: Final = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -55,8 +62,9 @@ def examine(
         nodes = Nodes(_parse(code), deadline)
         if trees is not None:
             trees.append(nodes)
-        names = bind_names(nodes, memory)
+        names = bind_names(nodes, memory, listed.paths)
         report = Report(code, listed)
+        report.asked_about = cache(lambda: asked_about(nodes, names))
         try:
             examine_imports(nodes, report)
             called = {id(call.func) for call in nodes.of(ast.Call)}
@@ -68,6 +76,7 @@ def examine(
             examine_text(nodes, names, report)
             examine_display(nodes, names, report)
             examine_patterns(nodes, names, report)
+            examine_namespaces(nodes, names, report)
             _examine_shapes(nodes, names, report)
             if report.shells:
                 examine_shell(nodes, names, report)
@@ -108,6 +117,7 @@ def _examine_names(nodes: Nodes, names: Names, report: Report, called: Container
             attribute is None
             and not (notable or is_shell)
             and not any(map(tables.rules_on, standings))
+            and not (names.stars and _is_listed(name, names, report))
         ):
             harmless.add(name)
             continue
@@ -125,6 +135,11 @@ def _examine_names(nodes: Nodes, names: Names, report: Report, called: Container
                 _examine_handed_on(standings, node, report)
 
 
+def _is_listed(name: str, names: Names, report: Report) -> bool:
+    """Whether it is a module that the policy has a word on, and that no import but one of all names."""
+    return not names.known(name) and not report.listed.names.isdisjoint(names.name(name))
+
+
 def _examine_handed_on(standings: Iterable[str], node: ast.AST, report: Report) -> None:
     """``map(__import__, names)``, ``reduce(getattr, names, module)``: what it gets is not said there."""
     for name in standings:
@@ -137,18 +152,17 @@ def _examine_handed_on(standings: Iterable[str], node: ast.AST, report: Report) 
 def _examine_attributes(nodes: Nodes, names: Names, report: Report, called: Container[int]) -> None:
     # `'google.colab' in sys.modules` takes nothing out of it.
     asked = {id(side) for node in nodes.of(ast.Compare) for side in node.comparators}
-    facts = _facts_about_code(nodes)
+    mild = facts(nodes, names)
     for node in nodes.of(ast.Attribute):
         if node.attr == "modules" and id(node) in asked:
             continue
         name = node.attr
-        if id(node) in facts:
-            report.hit("python.inspect_frames", name, node)
+        if mild and (milder := mild.get(id(node))) is not None:
+            if milder:
+                report.hit(milder, name, node)
             continue
         if (rule := tables.ATTRIBUTES.get(name)) is not None:
-            report.hit(rule, name, node)
-            if rule == "python.code_access" and type(node.ctx) is not ast.Load:
-                report.hit("python.code_objects", name, node)
+            _examine_attribute(rule, node, names, report)
         if (
             name == "replace"
             and isinstance(node.value, ast.Attribute)
@@ -158,7 +172,9 @@ def _examine_attributes(nodes: Nodes, names: Names, report: Report, called: Cont
         if standings := names.resolve(node):
             report.uses(standings, node)
             bases = names.resolve(node.value)
-            if name in tables.MODULE_NAMES or not (bases or name in _NO_MODULES):
+            if name in tables.MODULE_NAMES or not (
+                bases or name in _NO_MODULES or is_of_self(node)
+            ):
                 examine_module(node, bases, report)
             if id(node) not in called:
                 _examine_handed_on(standings, node, report)
@@ -170,22 +186,18 @@ def _examine_attributes(nodes: Nodes, names: Names, report: Report, called: Cont
                 report.hit("python.builtins_access", f"builtins.{name}", node)
 
 
-def _facts_about_code(nodes: Nodes) -> set[int]:
-    """The parts of ``sys._getframe(1).f_code.co_name``, the way of logs to say where they are."""
-    found: set[int] = set()
-    for node in nodes.of(ast.Attribute):
-        if node.attr not in tables.CODE_FACTS:
-            continue
-        step = node.value
-        if isinstance(step, ast.Attribute) and step.attr == "f_code":
-            found.add(id(step))
-            step = step.value
-            while isinstance(step, ast.Attribute) and step.attr in tables.TO_FRAMES:
-                found.add(id(step))
-                step = step.value
-            if isinstance(step, ast.Call) and getattr(step.func, "attr", "") == "_getframe":
-                found.add(id(step.func))
-    return found
+def _examine_attribute(rule: str, node: ast.Attribute, names: Names, report: Report) -> None:
+    """An attribute that is grave by its name, whatever has it."""
+    name = node.attr
+    # Of a module that is followed, it is reported under its whole name.
+    if any(rule in tables.rules_on(standing) for standing in names.resolve(node)):
+        return
+    if name in tables.CODE_TYPES:
+        report.takes_type(name, node)
+        return
+    report.hit(rule, name, node)
+    if name in tables.CODE_PARTS and type(node.ctx) is not ast.Load:
+        report.hit("python.code_objects", name, node)
 
 
 def _examine_items(nodes: Nodes, names: Names, report: Report) -> None:
@@ -195,6 +207,19 @@ def _examine_items(nodes: Nodes, names: Names, report: Report) -> None:
         report.uses(standings, node)
         if not tables.SHELL_ITSELF.isdisjoint(standings):
             report.shells.append(node)
+        if not standings and _is_namespace(node.value, names):
+            key = names.fold(node.slice)
+            if isinstance(key, str) and (rule := tables.ATTRIBUTES_BY_NAME.get(key)) is not None:
+                report.hit(rule, key, node)
+            elif isinstance(key, str) and tables.inner_module(None, key) is not None:
+                report.hit("python.transitive_module", f"….{key}", node)
+
+
+def _is_namespace(node: ast.expr, names: Names) -> bool:
+    """``vars(x)`` or ``x.__dict__``, whose items are the attributes of something that is not followed."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "__dict__"
+    return isinstance(node, ast.Call) and "builtins.vars" in names.resolve(node.func)
 
 
 def _examine_shapes(nodes: Nodes, names: Names, report: Report) -> None:
@@ -236,8 +261,18 @@ def _is_short(node: Any, names: Names) -> bool:
     over = node.iter if isinstance(node, ast.For) else node.generators[0].iter
     if not isinstance(over, ast.Call) or "builtins.range" not in names.resolve(over.func):
         return isinstance(over, ast.List | ast.Tuple)
-    ends = [names.fold(end) for end in over.args]
-    return all(isinstance(end, int) and abs(end) <= _FEW for end in ends)
+    return all(_is_few(end, names) for end in over.args)
+
+
+def _is_few(node: ast.expr, names: Names, depth: int = 0) -> bool:
+    """Whether it is a small number, or one that only the run knows: that is no sign of an endless loop."""
+    value = names.fold(node)
+    if value is not UNKNOWN:
+        return isinstance(value, int) and abs(value) <= _FEW
+    if isinstance(node, ast.Name) and depth < _FEW:
+        bound_to = names.value(node.id)
+        return bound_to is None or _is_few(bound_to, names, depth + 1)
+    return isinstance(node, ast.Call | ast.Attribute | ast.Subscript)
 
 
 _ONE_VARIABLE: Final = frozenset(

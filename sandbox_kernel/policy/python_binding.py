@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final
 
-from sandbox_kernel.policy.python_memory import LONGEST_TEXT, Memory
+from sandbox_kernel.policy.python_memory import LONGEST_TEXT, STARS, Memory
 from sandbox_kernel.policy.python_names import Names
 from sandbox_kernel.policy.python_nodes import Nodes
 
@@ -14,9 +14,9 @@ _PLAIN: Final = (ast.Constant, ast.BinOp, ast.JoinedStr, ast.Name)
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def bind_names(nodes: Nodes, memory: Memory | None) -> Names:
+def bind_names(nodes: Nodes, memory: Memory | None, paths: Container[str] = frozenset()) -> Names:
     """What the names of a cell stand for, with those of earlier cells."""
-    names = Names(memory, nodes.deadline)
+    names = Names(memory, nodes.deadline, paths)
     for node in nodes.of(ast.Name):
         if type(node.ctx) is not ast.Load:
             names.bound.add(node.id)
@@ -59,6 +59,9 @@ def _assignments(nodes: Nodes) -> Iterator[tuple[ast.expr, ast.expr]]:
         named = [*node.posonlyargs, *node.args]
         for arg, default in zip(reversed(named), reversed(node.defaults), strict=False):
             yield ast.Name(arg.arg), default
+        for arg, default in zip(node.kwonlyargs, node.kw_defaults, strict=True):
+            if default is not None:
+                yield ast.Name(arg.arg), default
 
 
 def _outer_names(nodes: Nodes) -> Iterator[str]:
@@ -75,6 +78,8 @@ def _outer_names(nodes: Nodes) -> Iterator[str]:
 def standings_of(nodes: Nodes, names: Names) -> dict[str, tuple[str, ...] | None]:
     """What later cells will find under the names that this one binds; None for what it deletes."""
     standings: dict[str, tuple[str, ...] | None] = {name: names.known(name) for name in names.outer}
+    if names.stars:
+        standings[STARS] = names.stars
     for node in nodes.outer(ast.Name):
         if type(node.ctx) is ast.Del:
             # What is notable may outlive it: the line may never be reached.

@@ -54,7 +54,7 @@ def examine_call(node: ast.Call, names: Names, report: Report) -> None:
         elif name.startswith(tables.SHELL):
             method = name.removeprefix(f"{tables.SHELL}.")
             _shell_method(_Call(node, name, names, report), method)
-        elif name.startswith("IPython."):
+        elif name.startswith(tables.SHOWING):
             examine_shown(node, name, names, report)
     for name in names.resolve(node):
         if name in tables.SHELL_ITSELF:
@@ -129,6 +129,8 @@ def _gets_attribute(call: _Call) -> None:
     if isinstance(attribute, str):
         for base in bases:
             call.report.takes_module(base, attribute, call.node)
+        if not bases and tables.inner_module(None, attribute) is not None:
+            call.hit("python.transitive_module", f"….{attribute}")
         if attribute == "__code__" and call.name in _SETTERS:
             call.hit("python.code_objects", "__code__")
         if attribute in tables.ATTRIBUTES_BY_NAME:

@@ -16,6 +16,7 @@ _TYPES: Final = {
     "text/html": "markup",
     "image/svg+xml": "markup",
 }
+_SHOWN_KEYWORDS: Final = ("data", "javascript", "value")
 _SCRIPT: Final = "_repr_javascript_"
 
 
@@ -42,14 +43,17 @@ def examine_display(nodes: Nodes, names: Names, report: Report) -> None:
 
 
 def examine_shown(node: ast.Call, function: str, names: Names, report: Report) -> None:
-    """Hand on what a function of IPython shows, as far as it is constant."""
+    """Hand on what a function of IPython or a widget shows, as far as it is constant."""
     module, _, name = function.rpartition(".")
     kind = tables.SHOWS.get(name)
-    if kind is None or module not in tables.DISPLAY_MODULES:
+    is_widget = name in tables.MARKUP_WIDGETS and module in tables.WIDGET_MODULES
+    if kind is None and is_widget:
+        kind = "markup"
+    if kind is None or not (is_widget or module in tables.DISPLAY_MODULES):
         return
     named = {key.arg: key.value for key in node.keywords}
     shown = node.args if name.startswith("display_") else node.args[:1]
-    for value in (*shown, *(named[key] for key in ("data", "javascript") if key in named)):
+    for value in (*shown, *(named[key] for key in _SHOWN_KEYWORDS if key in named)):
         _examine_shown(kind, value, names, report)
     if kind == "javascript" and {"url", "lib", None} & named.keys():
         report.hit("javascript.remote_module", name, node)

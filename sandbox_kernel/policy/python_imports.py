@@ -35,9 +35,12 @@ def _examine_import_from(node: ast.ImportFrom, report: Report) -> None:
             report.hit("python.import", whole, alias)
         elif alias.name in tables.MODULE_NAMES:
             report.takes_module(module, alias.name, alias)
+        if alias.name in tables.CODE_TYPES:
+            report.hit("python.code_access", whole, alias)  # what is made of it is seen where it is
+            continue
         for rule in tables.rules_on(whole):
             report.hit(rule, whole, alias)
-        if alias.name in tables.ATTRIBUTES:
+        if alias.name in tables.ATTRIBUTES and whole not in tables.MODULES:
             report.hit(tables.ATTRIBUTES[alias.name], whole, alias)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 Standing = tuple[str, ...]  # qualified names; none for what a cell itself defined
 Proposal = tuple[Mapping[str, Standing | None], Mapping[str, str]]
 
+STARS: Final = "*"  # where modules are kept of which everything was imported: no name is spelt so
 LONGEST_TEXT: Final = 200  # a path or a name, rather than data
 _MOST_TEXTS: Final = 2000
 

@@ -8,18 +8,19 @@ anywhere in a cell to something notable stands for it everywhere in the cell.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
 from sandbox_kernel.policy import python_tables as tables
 from sandbox_kernel.policy.fold import UNKNOWN
 from sandbox_kernel.policy.python_constants import MAX_DEPTH, Constants
-from sandbox_kernel.policy.python_memory import Memory, Standing
+from sandbox_kernel.policy.python_memory import STARS, Memory, Standing
 
 _KEPT_DEPTH: Final = 2  # further in, an answer may be cut short
 _MAX_LENGTH: Final = 200
 _MAX_STANDINGS: Final = 64
+_MOST_STARS: Final = 8
 
 IMPORTERS: Final = frozenset(
     {"builtins.__import__", "importlib.import_module", "importlib.__import__"}
@@ -29,7 +30,9 @@ _LOCATORS: Final = frozenset({"pydoc.locate", "pkgutil.resolve_name"})
 _GETTERS: Final = frozenset({"builtins.getattr", "inspect.getattr_static"})
 _PASSING: Final = frozenset({"functools.partial", "importlib.reload", "copy.copy", "builtins.dict"})
 _TO_SHELL: Final = tables.BACK_TO_SHELL | {"get_ipython", "instance", "_instance"}
-_NOT_JUST_MEMBERS: Final = tables.MODULE_NAMES | tables.BUILTINS_ITSELF | _TO_SHELL | {"__self__"}
+_NOT_JUST_MEMBERS: Final = (
+    tables.MODULE_NAMES | tables.BUILTINS_ITSELF | _TO_SHELL | {"__self__", "kernel"}
+)
 _NAMESPACES: Final = frozenset(
     {"builtins.globals()", "builtins.locals()", "builtins.vars()"}
     | {f"{tables.SHELL}.user_ns", f"{tables.SHELL}.user_global_ns"}
@@ -45,15 +48,23 @@ OF_LAMBDA: Final = "type(lambda)"  # the type of functions, by another name
 class Names(Constants):
     """The names of one cell, resolved on demand within a bounded amount of work."""
 
-    def __init__(self, memory: Memory | None, deadline: float | None = None) -> None:
+    def __init__(
+        self,
+        memory: Memory | None,
+        deadline: float | None = None,
+        paths: Container[str] = frozenset(),
+    ) -> None:
         super().__init__(deadline)
         self._memory = memory
+        self._paths = paths  # of modules that the policy has a word on
         # What a name stands for.
         self.name: Callable[[str], Standing] = self._look_up
         self._settled: dict[int, Standing] | None = None  # by the node's identity
         self.standing: dict[str, Standing] = {}
         self.bound: set[str] = set()  # anywhere in the cell
         self.outer: set[str] = set()  # in the cell itself, outside of functions and classes
+        # Of these, names that nothing here binds may come.
+        self.stars: Standing = self._before(STARS) or ()
 
     # Binding ---------------------------------------------------------------------------------------
 
@@ -66,6 +77,7 @@ class Names(Constants):
         module = "." * node.level + (node.module or "")
         for alias in node.names:
             if alias.name == "*":
+                self.stars = tuple(dict.fromkeys((*self.stars, module)))[-_MOST_STARS:]
                 for last in tables.star_names(module):
                     self.outer.add(last)
                     self._add(last, [f"{module}.{last}"])
@@ -81,8 +93,7 @@ class Names(Constants):
             self._add(target.id, self.resolve(value))
         elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
             for one, other in zip(target.elts, value.elts, strict=False):
-                if isinstance(one, ast.Name):
-                    self.bind(one, other)
+                self.bind(one, other)
 
     def rebind(self, target: ast.expr, value: ast.expr) -> None:
         """The same again, for names that are defined further down."""
@@ -115,9 +126,17 @@ class Names(Constants):
             return (f"builtins.{name}",)
         if name in self.bound:
             return ()
+        starred = tuple(self._starred(name)) if self.stars else ()
         if name in tables.GUESSED:
-            return (name,)
-        return (tables.ALIASES[name],) if name in tables.ALIASES else ()
+            return (*starred, name)
+        return (*starred, tables.ALIASES[name]) if name in tables.ALIASES else starred
+
+    def _starred(self, name: str) -> Iterator[str]:
+        """What it may be of ``from module import *``: a module. All else may come from anywhere."""
+        for module in self.stars:
+            whole, member = f"{module}.{name}", self._member(module, name)
+            if member != whole or whole in tables.MODULES or whole in self._paths:
+                yield member
 
     def known(self, name: str) -> Standing:
         """What cells have bound it to, this one and earlier ones.
@@ -170,16 +189,17 @@ class Names(Constants):
     def _attribute(self, node: ast.Attribute, depth: int) -> Standing:
         bases = self.resolve(node.value, depth)
         if not bases:
-            if node.attr == "_ip" and not _is_of_self(node.value):
+            if node.attr == "_ip" and not is_of_self(node.value):
                 return (tables.SHELL,)  # as `exit` and `quit` have it
             if node.attr == "get_ipython":
                 return ("get_ipython",)
+            if node.attr == "kernel" and getattr(node.value, "attr", None) == "comm":
+                return (tables.KERNEL,)
             if node.attr == "__class__" and type(node.value) is ast.Lambda:
                 return (OF_LAMBDA,)
-            inner = tables.inner_module(None, node.attr)
-            if inner is None and getattr(node.value, "attr", None) == "os":
-                inner = f"os.{node.attr}" if tables.is_run_by_os(node.attr) else None
-            return (inner,) if inner and _is_chain(node.value) else ()
+            inner = None if is_of_self(node.value) else tables.inner_module(None, node.attr)
+            inner = inner or tables.told_by_member(getattr(node.value, "attr", None), node.attr)
+            return (inner,) if inner else ()
         if len(bases) == 1:
             return (self._member(bases[0], node.attr),) if len(bases[0]) < _MAX_LENGTH else ()
         self._step(len(bases))
@@ -194,6 +214,8 @@ class Names(Constants):
             return "builtins"
         if attribute in _TO_SHELL:
             return _back_to_shell(base, attribute)
+        if attribute == "kernel":
+            return tables.KERNEL if base.endswith(tables.COMMS) else f"{base}.kernel"
         inner = tables.inner_module(base, attribute) or tables.reexported(base, attribute)
         return inner or f"{base}.{attribute}"
 
@@ -212,6 +234,8 @@ class Names(Constants):
             attribute = self.fold(arguments[1], depth)
             if isinstance(attribute, str):
                 bases = self.resolve(arguments[0], depth)
+                if not bases and (inner := tables.inner_module(None, attribute)) is not None:
+                    return (inner,)
                 return tuple(self._member(base, attribute) for base in bases)
             return ()
         if name.endswith(".__getattribute__"):
@@ -224,7 +248,7 @@ class Names(Constants):
             return self._items(self.resolve(arguments[0], depth), arguments[1], depth)
         if name.endswith(_TAKES_ITEM) and arguments:
             base = name.rpartition(".")[0]
-            if _is_namespace(base):
+            if is_namespace(base):
                 return self._items((base,), arguments[0], depth)
         if name in IMPORTERS or name in _LOCATORS or name == "sys.modules.get":
             module = self.fold(arguments[0], depth) if arguments else UNKNOWN
@@ -236,7 +260,7 @@ class Names(Constants):
             return tuple(f"{base}.__dict__" for base in self.resolve(arguments[0], depth))
         if name in _PASSING and arguments:
             return self.resolve(arguments[0], depth)
-        if name.endswith(".copy") and _is_namespace(name[:-5]):
+        if name.endswith(".copy") and is_namespace(name[:-5]):
             return (name[:-5],)
         if name == "builtins.type" and arguments and type(arguments[0]) is ast.Lambda:
             return (OF_LAMBDA,)
@@ -317,7 +341,7 @@ class _Remembered(dict[str, Standing]):
         return answer
 
 
-def _is_namespace(name: str) -> bool:
+def is_namespace(name: str) -> bool:
     """Whether its items are what names stand for."""
     return (
         name in _NAMESPACES or name == "sys.modules" or name.endswith((".__dict__", ".__globals__"))
@@ -336,18 +360,8 @@ def _back_to_shell(base: str, attribute: str) -> str:
     return tables.SHELL if attribute == "_instance" else "IPython.InteractiveShell.instance"
 
 
-def _is_chain(node: ast.expr) -> bool:
-    """Whether it looks like a path of modules rather than an object of the cell's own."""
-    root = _root(node)
-    return isinstance(root, ast.Name) and not _is_of_self(root)
-
-
-def _is_of_self(node: ast.expr) -> bool:
-    root = _root(node)
-    return isinstance(root, ast.Name) and root.id in ("self", "cls")
-
-
-def _root(node: ast.expr) -> ast.expr:
+def is_of_self(node: ast.expr) -> bool:
+    """Whether it is an attribute of an object of the cell's own, whose names are its own as well."""
     while isinstance(node, ast.Attribute):
         node = node.value
-    return node
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")

@@ -24,6 +24,8 @@ def examine_patterns(nodes: Nodes, names: Names, report: Report) -> None:
             _examine_attribute(attribute, node, report)
     for node in nodes.of(ast.Match):
         _examine_match(node, names, report)
+    for node in nodes.of(ast.ClassDef):
+        _examine_fields(node, report)
     if _MATCH_ARGS in names.bound:
         for target, value in _assigned(nodes):
             for attribute in _plain_names(value):
@@ -40,6 +42,15 @@ def _examine_attribute(attribute: str, node: ast.AST, report: Report) -> None:
         report.hit("python.class_walk", attribute, node)
     elif tables.inner_module("", attribute) is not None:
         report.hit("python.transitive_module", f"….{attribute}", node)
+
+
+def _examine_fields(node: ast.ClassDef, report: Report) -> None:
+    """``class G: gi_frame: object`` is ``__match_args__ = ('gi_frame',)``, once it is a dataclass."""
+    for field in node.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            name = field.target.id
+            if name in tables.ATTRIBUTES_BY_NAME or (name[0] == "_" and name in tables.INNER_NAMES):
+                _examine_attribute(name, field, report)
 
 
 def _examine_match(node: ast.Match, names: Names, report: Report) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Final, NamedTuple
 
 from sandbox_kernel.policy import python_tables as tables
@@ -22,6 +22,7 @@ class Listed(NamedTuple):
 
     names: frozenset[str] = frozenset()
     partly: frozenset[str] = frozenset()  # packages of which only some modules are allowed
+    paths: frozenset[str] = frozenset()  # the names and all that leads to them
 
     @classmethod
     def of(cls, imports: Decisions) -> Listed:
@@ -33,7 +34,8 @@ class Listed(NamedTuple):
             if package not in names  # which are told of themselves
             and DECISIONS.index(imports.decide(package)) > DECISIONS.index(imports.entries[name])
         }
-        return cls(names, frozenset(partly))
+        paths = frozenset(part for name in names for part in tables.prefixes(name))
+        return cls(names, frozenset(partly), paths)
 
 
 NOTHING_LISTED: Final = Listed()
@@ -51,6 +53,9 @@ class Report:
         self._counts: dict[tuple[str, str], int] = {}
         self._rules: set[str] = set()
         self.shells: list[ast.expr] = []  # what stands for IPython's shell, or for what gives it
+        self.asked_about: Callable[[], Container[int]] = (
+            frozenset  # nodes that are only asked about
+        )
 
     def hit(self, rule: str, about: str, node: ast.AST) -> None:
         count = self._counts.get((rule, about), 0)
@@ -61,14 +66,22 @@ class Report:
 
     def uses(self, names: Iterable[str], node: ast.AST) -> None:
         """What stands there under these qualified names is used."""
-        listed, partly = self.listed
+        listed, partly, _ = self.listed
         for name in names:
             for rule in tables.rules_on(name):
-                self.hit(rule, name.removeprefix("builtins."), node)
+                if rule == "python.code_objects":
+                    self.takes_type(name, node)
+                else:
+                    self.hit(rule, name.removeprefix("builtins."), node)
             if name in listed:
                 self._parts[id(node), name] = node
             elif partly and name.rpartition(".")[0] in partly:
                 self.hit("python.import", name, node)
+
+    def takes_type(self, name: str, node: ast.AST) -> None:
+        """What makes code of parts, unless it is a type that is only asked about there."""
+        is_asked = name.rpartition(".")[2] in tables.CODE_TYPES and id(node) in self.asked_about()
+        self.hit("python.code_access" if is_asked else "python.code_objects", name, node)
 
     def takes_module(self, base: str, attribute: str, node: ast.AST) -> None:
         """``base.attribute``, if that is another module, which ``base`` imported."""

@@ -181,7 +181,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "python.load_file",
         "medium",
-        "it loads a module from a file that no import statement names",
+        "it loads a module from a file that no import statement names, or asks how one was loaded",
         "Put the file beside the notebook, and use an import statement",
         "separate_process",
     ),
@@ -237,7 +237,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "python.dynamic_attribute",
         "medium",
-        "it takes an attribute of a module by a name that is only known at run time",
+        "it takes something out of a module or a namespace by a name that is only known at run time",
         "Write the attribute out, or choose from a dictionary of functions",
         "separate_process",
     ),

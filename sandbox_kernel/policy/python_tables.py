@@ -95,6 +95,8 @@ _BY_RULE: Final[Mapping[str, str]] = {
         os.chmod os.chown os.lchown os.fchmod os.fchown shutil.chown os.chroot os.setuid os.setgid
         os.seteuid os.setegid os.setreuid os.setresuid os.setgroups os.setxattr os.umask os.nice
         resource.setrlimit""",
+    "python.surveillance": """
+        sounddevice.rec sounddevice.playrec sounddevice.InputStream sounddevice.RawInputStream""",
     "python.host_inspection": """
         os.getlogin os.getloadavg getpass.getuser pwd.getpwall pwd.getpwnam pwd.getpwuid grp.getgrall
         spwd.getspall socket.gethostname platform.node
@@ -106,8 +108,8 @@ _MODULES_BY_RULE: Final[Mapping[str, str]] = {
     "python.native": "ctypes _ctypes cffi numpy.ctypeslib distutils.ccompiler",
     "python.host_inspection": "psutil",
     "python.surveillance": """
-        PIL.ImageGrab pyscreenshot mss pyperclip pynput pyautogui keyboard mouse watchdog sounddevice
-        pyaudio pyxhook Xlib pyscreeze""",
+        PIL.ImageGrab pyscreenshot mss pyperclip pynput pyautogui keyboard mouse watchdog
+        pyxhook Xlib pyscreeze""",
     "python.network": """
         socket _socket socketserver ssl urllib.request urllib2 urllib3 requests http.client
         http.server httpx aiohttp ftplib smtplib poplib imaplib nntplib telnetlib xmlrpc paramiko
@@ -140,6 +142,10 @@ _LOADER_MODULES: Final = ("importlib.", "imp.", "pkgutil.", "zipimport.", "sys."
 def rules_on(name: str) -> tuple[str, ...]:
     """The rules that a use of this qualified name touches."""
     rules = tuple(EXACT.get(name, ()))
+    if name == KERNEL:
+        return ("python.ipython_internals",)
+    if ".__spec__.loader" in name:
+        return ("python.loaders",)
     if not rules and name.endswith(_LOADER_METHODS) and name.startswith(_LOADER_MODULES):
         return ("python.load_file",)
     if "." in name and name not in _HARMLESS:
@@ -190,7 +196,8 @@ INNER_NAMES: Final = INNER_MODULES | {f"_{name}" for name in INNER_MODULES} | fr
 # Reached through something that is not known to be a module: `df.os` is a column, `x._os` is not.
 INNER_MODULES_ANYWHERE: Final = _words("_os subprocess builtins posix importlib")
 _REAL_SUBMODULES: Final = _words(
-    """torch.multiprocessing pathos.multiprocessing dask.multiprocessing six.moves.builtins
+    """torch.multiprocessing pathos.multiprocessing dask.multiprocessing ray.util.multiprocessing
+    six.moves.builtins flask_restful.marshal flask_restplus.marshal flask_restx.marshal
     pandas.api.types polars.selectors tqdm.asyncio"""
 )
 # Of the standard library, what only computes, or has a name that functions and packages have as well.
@@ -218,9 +225,17 @@ _REEXPORTED: Final = (
 MODULE_NAMES: Final = INNER_NAMES | _REEXPORTED
 
 
-def is_run_by_os(attribute: str) -> bool:
-    """Whether ``.os.attribute`` tells the module from a column of that name: it starts a program."""
-    return "python.process" in EXACT.get(f"os.{attribute}", ())
+def told_by_member(module: str | None, attribute: str) -> str | None:
+    """What ``.module.attribute`` is whatever it is taken of, if that tells it from a column's name.
+
+    ``df.os.replace`` may be any column's; of ``os``, only what starts a program tells.
+    """
+    name = (module or "").removeprefix("_")
+    if name not in INNER_MODULES:
+        return None
+    rules = EXACT.get(f"{name}.{attribute}", ())
+    tells = "python.process" in rules if name == "os" else bool(rules)
+    return f"{name}.{attribute}" if tells else None
 
 
 def inner_module(base: str | None, attribute: str) -> str | None:
@@ -276,27 +291,36 @@ NOTABLE: Final[Mapping[str, str]] = {
 _ATTRIBUTES_BY_RULE: Final[Mapping[str, str]] = {
     "python.subclasses": "__subclasses__ __base__",
     "python.class_walk": "__bases__ __mro__ mro",
-    "python.globals": "__globals__ func_globals cell_contents",
+    "python.globals": "__globals__ func_globals",
     "python.builtins_access": "__builtins__ __builtin__ __self__",
-    "python.native": "_ctypes",  # as an array has it: a.ctypes._ctypes
+    # Of whatever: an array has it (a.ctypes._ctypes), and a module that is handed on is not followed.
+    "python.native": "_ctypes ctypeslib CDLL PyDLL pydll pythonapi LoadLibrary dlopen",
+    "python.code_objects": "FunctionType LambdaType CodeType",
     # They import what their text names.
     "python.dynamic_import": "import_optional_dependency import_item",
     "python.dynamic_attribute": "__match_args__",
     "python.frames": """
         gi_frame cr_frame ag_frame tb_frame f_builtins f_globals f_locals f_back f_code gi_code
         cr_code ag_code gi_yieldfrom cr_await""",
-    "python.code_access": "__code__ func_code co_code co_consts co_names",
+    "python.code_access": "__code__ func_code co_code co_consts co_names cell_contents",
     "python.loaders": """
         __loader__ __spec__ meta_path path_hooks""",
     "python.load_file": "exec_module create_module",
     "python.ipython_hooks": """
         input_transformers_post input_transformers_cleanup ast_transformers set_custom_exc""",
-    "python.process": "subprocess_shell subprocess_exec",  # of an event loop
+    # Of an event loop, or of asyncio.
+    "python.process": """
+        subprocess_shell subprocess_exec create_subprocess_shell create_subprocess_exec""",
+    "python.ipython_internals": "do_execute",  # of a kernel
     "javascript.any": "_repr_javascript_",
 }
 ATTRIBUTES: Final[Mapping[str, str]] = {
     name: rule for rule, names in _ATTRIBUTES_BY_RULE.items() for name in names.split()
 }
+# The types of functions and of code. To make one is grave, to ask for one is not.
+CODE_TYPES: Final = frozenset({"FunctionType", "LambdaType", "CodeType"})
+# A value in a closure is a variable's: to set one changes no code.
+CODE_PARTS: Final = frozenset(_ATTRIBUTES_BY_RULE["python.code_access"].split()) - {"cell_contents"}
 # Those that are no everyday words. The name of the shell's function leads to it in any namespace.
 ATTRIBUTES_IN_TEXT: Final[Mapping[str, str]] = {
     "get_ipython": "python.ipython_internals",
@@ -306,11 +330,17 @@ ATTRIBUTES_IN_TEXT: Final[Mapping[str, str]] = {
 ATTRIBUTES_BY_NAME: Final[Mapping[str, str]] = {"_ip": "python.ipython_internals", **ATTRIBUTES}
 # The name, file and line of running code, as logs have them: nothing leads on from these.
 CODE_FACTS: Final = frozenset({"co_name", "co_filename", "co_firstlineno"})
+FRAME_FACTS: Final = frozenset({"f_lineno"})
 TO_FRAMES: Final = frozenset({"tb_frame", "f_back", "tb_next", "gi_frame", "cr_frame", "ag_frame"})
+# What leads from one thing to others, if more is taken of it than facts.
+LEADING: Final = frozenset({*ATTRIBUTES, "_getframe"}) - {"mro"}
 
 # IPython's shell -----------------------------------------------------------------------------------
 
 SHELL: Final = "get_ipython()"
+# The kernel, which has the shell; every channel between a widget and the page has it in turn.
+KERNEL: Final = f"{SHELL}.kernel"
+COMMS: Final = (".comm", ".Comm()", "create_comm()", "get_comm_manager()")
 GIVES_SHELL: Final = _words(
     """get_ipython IPython.get_ipython IPython.core.getipython.get_ipython
     IPython.core.interactiveshell.InteractiveShell.instance
@@ -346,6 +376,10 @@ SHELL_KNOWN: Final = SHELL_RUNS | SHELL_HARMLESS
 # What is shown -------------------------------------------------------------------------------------
 
 DISPLAY_MODULES: Final = ("IPython.display", "IPython.core.display", "IPython.lib.display")
+# A widget whose value is markup.
+WIDGET_MODULES: Final = ("ipywidgets", "ipywidgets.widgets", "ipywidgets.widgets.widget_string")
+MARKUP_WIDGETS: Final = frozenset({"HTML", "HTMLMath"})
+SHOWING: Final = ("IPython.", "ipywidgets.")
 SHOWS: Final[Mapping[str, str]] = {
     "Javascript": "javascript",
     "HTML": "markup",
@@ -360,6 +394,8 @@ def star_names(module: str) -> list[str]:
     """What matters of ``from module import *``."""
     if module in DISPLAY_MODULES:
         return list(SHOWS)
+    if module in WIDGET_MODULES:
+        return list(MARKUP_WIDGETS)
     split = (name.rpartition(".") for name in EXACT)
     return [last for base, _, last in split if base == module]
 
@@ -408,7 +444,8 @@ SENSITIVE_PATH: Final = re.compile(
     | (?:^|/)\.(?:ssh|aws|gnupg|kube|docker|azure|netrc|pgpass|git-credentials|npmrc|pypirc)(?:/|$)
     | (?:^|/)\.(?:bash_history|bashrc|bash_profile|bash_logout|profile|zshrc|zsh_history)$
     | (?:^|/)\.env(?:\.(?:local|prod(?:uction)?|dev(?:elopment)?|staging|test))?$
-    | (?:^|/)\.\./(?:etc|proc|sys|root|boot|dev)(?:/|$)
+    | (?:^|/)(?:\.\./){2,}(?:etc|proc|sys|root|boot|dev)(?:/|$)
+    | ^[/~].*/\.\./(?:etc|proc|sys|root|boot|dev)(?:/|$)
     | (?:^|/)\.config/(?:gcloud|autostart|systemd) | /\.jupyter(?:/|$)
     | (?:^|/)(?:id_(?:rsa|dsa|ecdsa|ed25519)|authorized_keys|known_hosts)(?:\.pub)?$
     | /proc/(?:self|thread-self|\d+)/(?:environ|mem|maps|root|fd|ns|auxv)

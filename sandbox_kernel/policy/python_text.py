@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from sandbox_kernel.policy import fold
 from sandbox_kernel.policy import python_tables as tables
+from sandbox_kernel.policy.python_files import named_files
 from sandbox_kernel.policy.python_names import Names
 from sandbox_kernel.policy.python_report import Report
 
@@ -30,31 +31,29 @@ class Nodes(Protocol):
 
 def examine_text(nodes: Nodes, names: Names, report: Report) -> None:
     """Look at all text that stands in the code, and at what is put together of constants."""
-    loaded: set[int] | None = None
+    look = _Look(nodes, report)
     asked: set[int] | None = None
     for node in nodes.of(ast.Constant):
         value = node.value
         if type(value) is str:
-            if ".env" in value and _SETTINGS.search(value):
-                loaded = _loaded_settings(nodes) if loaded is None else loaded
-                if id(node) in loaded:
-                    continue
-            elif value == "get_ipython":  # `'get_ipython' in globals()` takes nothing
+            if value == "get_ipython":  # `'get_ipython' in globals()` takes nothing
                 asked = asked or {id(compare.left) for compare in nodes.of(ast.Compare)}
                 if id(node) in asked:
                     continue
-            _examine(value, node, report)
+            look(value, node)
         elif type(value) is bytes and len(value) <= _LONGEST_PATH:
-            _examine(value.decode("latin-1"), node, report)
+            look(value.decode("latin-1"), node)
     for node in nodes.of(ast.BinOp, ast.JoinedStr):
         if type(value := names.fold(node)) is str:
-            _examine(value, node, report)
+            look(value, node)
     for node in nodes.of(ast.Call):
         if _computes(node, names) and type(value := names.fold(node)) is str:
-            _examine(value, node, report)
+            look(value, node)
     for node in nodes.of(ast.Subscript):
         if _is_part(node, names) and type(value := names.fold(node)) is str:
-            _examine(value, node, report)
+            look(value, node)
+    for path, node in named_files(nodes, names):
+        look(path, node, is_file=True)
 
 
 def _computes(node: ast.Call, names: Names) -> bool:
@@ -78,42 +77,58 @@ def _is_part(node: ast.Subscript, names: Names) -> bool:
     return type(names.value(of.id) if isinstance(of, ast.Name) else of) in _TEXTS
 
 
-def _loaded_settings(nodes: Nodes) -> set[int]:
-    """The paths in ``load_dotenv('.env')``: such files are there to be loaded."""
-    found: set[int] = set()
+def _loads_settings(nodes: Nodes) -> bool:
+    """Whether the cell calls ``load_dotenv`` or the like: files such as ``.env`` are there for that."""
     for node in nodes.of(ast.Call):
         function = node.func
         name = getattr(function, "attr", None) or getattr(function, "id", None)
         if name == "run_line_magic" and node.args:
             name = getattr(node.args[0], "value", None)  # %dotenv
         if name in _SETTINGS_LOADERS:
-            found.update(map(id, node.args))
-            found.update(id(keyword.value) for keyword in node.keywords)
-    return found
+            return True
+    return False
 
 
-def _examine(text: str, node: ast.AST, report: Report) -> None:
-    is_format = "{" in text and "_" in text and len(text) <= _LONGEST_FORMAT
-    if is_format and tables.FORMAT_WALK.search(text):
-        report.hit("python.format_walk", text[:80], node)
-    if len(text) > _LONGEST_PATH or "\n" in text:
-        return
-    if (rule := tables.ATTRIBUTES_IN_TEXT.get(text)) is not None:
-        report.hit(rule, text, node)
-    is_path = "/" in text or "." in text or ":" in text or text in _PLAIN_NAMES
-    if is_path and " " not in text:
-        _examine_path(text, node, report)
-        _examine_address(text, node, report)
+class _Look:
+    """Looks at one text after the other."""
 
+    def __init__(self, nodes: Nodes, report: Report) -> None:
+        self._nodes, self._report = nodes, report
+        self._loads_settings: bool | None = None
 
-def _examine_path(text: str, node: ast.AST, report: Report) -> None:
-    path = _DETOUR.sub("/", text.removeprefix("file://")) if "/" in text else text
-    if tables.SENSITIVE_PATH.search(path):
-        report.hit("python.sensitive_path", text, node)
-    elif tables.SYSTEM_PATH.search(path) and not tables.EVERYDAY_PATH.search(path):
-        report.hit("python.system_path", text, node)
-    if tables.PATH_TRAVERSAL.search(path):
-        report.hit("python.path_traversal", text, node)
+    def __call__(self, text: str, node: ast.AST, *, is_file: bool = False) -> None:
+        """``is_file``: the text is known to name one, not only by its looks."""
+        report = self._report
+        is_format = "{" in text and "_" in text and len(text) <= _LONGEST_FORMAT
+        if is_format and tables.FORMAT_WALK.search(text):
+            report.hit("python.format_walk", text[:80], node)
+        if len(text) > _LONGEST_PATH or "\n" in text:
+            return
+        if (rule := tables.ATTRIBUTES_IN_TEXT.get(text)) is not None:
+            report.hit(rule, text, node)
+        is_path = "/" in text or "." in text or ":" in text or text in _PLAIN_NAMES
+        if is_path and " " not in text:
+            self._path(text, node, is_file)
+            _examine_address(text, node, report)
+
+    def _path(self, text: str, node: ast.AST, is_file: bool) -> None:
+        path = _DETOUR.sub("/", text.removeprefix("file://")) if "/" in text else text
+        if tables.SENSITIVE_PATH.search(path):
+            # `.profile` alone may be a class of a page, or a column.
+            is_bare = path[0] == "." and "/" not in path and not is_file
+            if not is_bare and not self._is_loaded(path):
+                self._report.hit("python.sensitive_path", text, node)
+        elif tables.SYSTEM_PATH.search(path) and not tables.EVERYDAY_PATH.search(path):
+            self._report.hit("python.system_path", text, node)
+        if tables.PATH_TRAVERSAL.search(path):
+            self._report.hit("python.path_traversal", text, node)
+
+    def _is_loaded(self, path: str) -> bool:
+        if _SETTINGS.search(path) is None:
+            return False
+        if self._loads_settings is None:
+            self._loads_settings = _loads_settings(self._nodes)
+        return self._loads_settings
 
 
 def _examine_address(text: str, node: ast.AST, report: Report) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from sandbox_kernel.policy import shell_paths
-from sandbox_kernel.policy.shell_words import DOWNLOADERS, SYSTEM_PATH, name_set
+from sandbox_kernel.policy.shell_words import DOWNLOADERS, SYSTEM_PATH, is_known, name_set
 
 _BY_NAME: Final[dict[str, str]] = {
     name: rule
@@ -98,7 +98,8 @@ def is_reverse_shell_code(code: str) -> bool:
 def assigned(name: str, value: str) -> str | None:
     """The rule that an assignment breaks."""
     if _PROMPTS.fullmatch(name):
-        return "shell.environment_hook" if "$(" in value or "`" in value else None
+        runs = "$(" in value or "`" in value or not is_known(value)
+        return "shell.environment_hook" if runs else None
     if not _HOOKS.fullmatch(name):
         return None
     if name in _MILD_HOOKS:

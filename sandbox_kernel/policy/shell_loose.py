@@ -25,14 +25,18 @@ _TICK: Final = re.compile(r"\\.|`", re.DOTALL)
 _PAREN: Final = re.compile(r"""\\.|[()]|'[^']*'|"(?:[^"\\]|\\.)*+\"""", re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\([\\`$])")
 _SUBSCRIPT: Final = re.compile(r"\w\[")
+_SUBSCRIPT_PART: Final = re.compile(r"\w?\[|\]|\$\(|`")
 _PROMPT: Final = re.compile(r"\$\{[^{}]*@P\}")
 # They take some of their words for names of variables, or for sums.
 _NAMING: Final = name_set(
     "test [ printf read unset declare typeset local export readonly let mapfile readarray wait getopts"
 )
+_HANDING_ON: Final = name_set("set shift read mapfile readarray getopts bash sh dash zsh ksh")
+# To these, `a[$(NF-1)]` is a field.
+_OTHER_LANGUAGES: Final = name_set("awk gawk mawk nawk perl")
 _CALCULATING: Final = name_set(
     "test_command declaration_command unset_command variable_assignment subscript "
-    "arithmetic_expansion compound_statement c_style_for_statement"
+    "arithmetic_expansion compound_statement c_style_for_statement for_statement"
 )
 
 
@@ -89,7 +93,38 @@ def is_evaluated_late(word: str, parsed: Parsed, node: Node, parents: dict[int, 
     above = parents.get(node.id)
     if above is not None and above.type == "subscript":
         return True
-    return _SUBSCRIPT.search(word, 0, last) is not None and _expects_a_name(parsed, node, parents)
+    if _SUBSCRIPT.search(word, 0, last) is None:
+        return False
+    return _expects_a_name(parsed, node, parents)
+
+
+def may_become_a_value(word: str, parsed: Parsed, node: Node, parents: dict[int, Node]) -> bool:
+    """The same of a word that the text may hand on: ``f 'x[$(id)]'`` is the ``$1`` of a function."""
+    if "[" not in word or not has_command_in_subscript(word):
+        return False
+    return _command_of(parsed, node, parents) not in _OTHER_LANGUAGES
+
+
+def hands_on(command: str) -> bool:
+    """Whether words become values of variables by it, perhaps those of a command before it."""
+    return command in _HANDING_ON
+
+
+def has_command_in_subscript(text: str) -> bool:
+    """``x[$(id)]``, told from ``x[$1] = $(NF)`` of another language; back quotes count in pairs."""
+    depth = ticks = 0
+    for match in _SUBSCRIPT_PART.finditer(text):
+        part = match[0]
+        if part == "]":
+            depth -= depth > 0
+            ticks = ticks if depth else 0
+        elif part[-1] == "[":
+            depth += depth > 0 or len(part) > 1
+        elif depth:
+            ticks += part == "`"
+            if part == "$(" or ticks > 1:
+                return True
+    return False
 
 
 def is_prompt(expansion: str) -> bool:
@@ -103,7 +138,15 @@ def _expects_a_name(parsed: Parsed, node: Node, parents: dict[int, Node]) -> boo
         if above.type in _CALCULATING:
             return True
         if above.type == "command":
-            name = above.child_by_field_name("name")
-            return name is not None and parsed.text(name).strip("\\\"'") in _NAMING
+            return _command_of(parsed, node, parents) in _NAMING
         above = parents.get(above.id)
     return False
+
+
+def _command_of(parsed: Parsed, node: Node, parents: dict[int, Node]) -> str:
+    """The name of the command that a node is an argument of."""
+    above = parents.get(node.id)
+    while above is not None and above.type != "command":
+        above = parents.get(above.id)
+    name = None if above is None else above.child_by_field_name("name")
+    return "" if name is None else parsed.text(name).strip("\\\"'")

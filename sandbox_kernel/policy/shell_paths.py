@@ -45,6 +45,8 @@ _SYSTEM: Final = re.compile(
 _SCRATCH: Final = re.compile(
     r"^/(var/tmp|dev/(shm|null|zero|u?random|std(in|out|err)|tty|fd|pts))(/|$)"
 )
+_SCRATCH_DEVICE: Final = re.compile(r"^/dev/(null|zero|std(out|err)|tty|fd/\d+)$")
+_DESCRIPTOR: Final = re.compile(r"\d+-?|-")
 _OWN: Final = re.compile(r"^/home/[^/]+/.")
 _LOOKED_AT: Final = re.compile(
     r"^/(etc|boot|dev|proc|sys|var/(log|lib|spool|cache|backups|mail)|root|run)(/|$)"
@@ -158,6 +160,15 @@ def written(target: str) -> str | None:
     if _START_UP.search(path) or (_SYSTEM.search(path) and not _is_own(path)):
         return "shell.system_write"
     return None
+
+
+def made(operator: str, target: str) -> str | None:
+    """The rule on a file that a redirection makes or changes; ``2>&1`` and /dev/null are none.
+
+    It is the same as if Python wrote it: a policy that asks about the one means the other, too.
+    """
+    is_copy = operator in (">&", "&>", "&>>") and _DESCRIPTOR.fullmatch(target) is not None
+    return None if is_copy or _SCRATCH_DEVICE.search(normal(target)) else "python.write_file"
 
 
 def is_vital(target: str) -> bool:

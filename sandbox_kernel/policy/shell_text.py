@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sandbox_kernel.policy import shell_commands, shell_loose, shell_paths, shell_wrappers
+from sandbox_kernel.policy import (
+    shell_commands,
+    shell_loose,
+    shell_paths,
+    shell_setters,
+    shell_wrappers,
+)
 from sandbox_kernel.policy.shell_tree import (
     PYTHON,
     SHELLS,
@@ -46,6 +52,7 @@ _NODES: Final = frozenset({"node", "nodejs", "deno", "bun"})
 _HOOK_PRINTERS: Final = re.compile(
     r"(conda|mamba|micromamba|ssh-agent|pyenv|direnv|brew|dircolors)$"
 )
+_SETS: Final = re.compile(r"(?:[-+*/%&|^]|<<|>>)?=")
 _WORDS: Final = name_set(
     "word string raw_string ansi_c_string concatenation simple_expansion expansion number "
     "command_substitution process_substitution translated_string brace_expression "
@@ -87,6 +94,8 @@ class Text:
         self._parents: dict[int, Node] = {}
         self._order = Order((), ())
         self._has_connection = b"/dev/tcp" in parsed.data
+        self._hands_on = False  # words may become the values of variables
+        self._lasting_path = ""  # the variable that a command sets for all that follow
 
     # The walk ----------------------------------------------------------------------------------
 
@@ -94,10 +103,10 @@ class Text:
         nodes, self._parents = family(self._parsed.root)
         self._order = Order(nodes, ("command", "pipeline", "&"))
         kinds = {node.type for node in nodes}
-        self._words.has_parameters = "function_definition" in kinds or any(
-            node.type == "command_name" and self._parsed.text(node) in ("set", "shift")
-            for node in nodes
-        )
+        called = {self._parsed.text(node) for node in nodes if node.type == "command_name"}
+        has_functions = "function_definition" in kinds
+        self._words.has_parameters = has_functions or not called.isdisjoint(("set", "shift"))
+        self._hands_on = has_functions or any(map(shell_loose.hands_on, called))
         for node in nodes:
             self._reader.effort.look()
             self._node = node
@@ -139,7 +148,10 @@ class Text:
         words = self._words.list([node])
         self._check(words)
         for word in words:
-            if shell_loose.is_evaluated_late(word, self._parsed, node, self._parents):
+            place = (word, self._parsed, node, self._parents)
+            if shell_loose.is_evaluated_late(*place) or (
+                self._hands_on and shell_loose.may_become_a_value(*place)
+            ):
                 self._hit("shell.obfuscated", word)
                 self._loose(word)
 
@@ -176,10 +188,21 @@ class Text:
 
     def _on_for(self, node: Node) -> None:
         name = node.child_by_field_name("variable")
-        values = node.children_by_field_name("value")
-        for word in self._words.list(values)[:8]:
-            if name is not None:
-                self._words.assign(self._parsed.text(name), word)
+        if name is None:
+            return
+        identifier = self._parsed.text(name)
+        values = self._words.list(node.children_by_field_name("value"))
+        for word in values[:8]:
+            self._words.assign(identifier, word)
+        for word in values or [UNKNOWN]:  # without any, those of the function or the script
+            self._set(identifier, word)
+
+    def _on_sum(self, node: Node) -> None:
+        """``((PATH = 1))``."""
+        name = node.child_by_field_name("left")
+        operator = next((child.type for child in node.children if not child.is_named), "")
+        if name is not None and name.type == "variable_name" and _SETS.fullmatch(operator):
+            self._set(self._parsed.text(name), "0")
 
     def _on_function(self, node: Node) -> None:
         name = node.child_by_field_name("name")
@@ -257,7 +280,7 @@ class Text:
         for target in self._words.list(targets):
             if operator.startswith("<"):
                 continue  # every word is checked for paths that matter to readers
-            if rule := shell_paths.written(target):
+            if rule := shell_paths.written(target) or shell_paths.made(operator, target):
                 self._hit(rule, f"{operator} {target}")
 
     # Commands ----------------------------------------------------------------------------------
@@ -280,7 +303,8 @@ class Text:
         stdin, feeders = self._stdin.get(node.id, (None, frozenset()))
         for each in rounds:
             self._command(each, heredoc if heredoc is not None else stdin, feeders, 0)
-        self._reader.other_path = other_path
+        self._reader.other_path = self._lasting_path or other_path
+        self._lasting_path = ""
 
     def _on_variables(self, args: list[str]) -> None:
         """``env PATH=. cat``."""
@@ -290,6 +314,19 @@ class Text:
                 self._set(name, value)
             elif not arg.startswith("-"):
                 break
+
+    def _on_setting(self, name: str, args: list[str]) -> None:
+        """A command that sets variables by their names: ``printf -v PATH .``."""
+        other_path, self._reader.other_path = self._reader.other_path, ""
+        for variable, value in shell_setters.variables(name, args):
+            if is_known(value):
+                self._words.assign(variable, value)
+            if shell_loose.has_command_in_subscript(value):
+                self._hit("shell.obfuscated", value)
+                self._loose(value)
+            self._set(variable, value)
+        self._lasting_path = self._lasting_path or self._reader.other_path
+        self._reader.other_path = other_path
 
     def _set(self, name: str, value: str) -> None:
         if rule := shell_commands.assigned(name, value):
@@ -339,12 +376,14 @@ class Text:
             self._on_variables(args)
         for rule in dict.fromkeys(shell_commands.broken(name, args)):
             self._hit(rule, whole)
+        if name in shell_setters.NAMES:
+            self._on_setting(name, args)
         self._note_downloads(name, args)
         if name in ("nohup", "disown", "setsid", "screen", "tmux", "daemonize"):
             self._hit("shell.background", whole)
         self._interpreter(name, args, whole, stdin, feeders)
         for inside in shell_wrappers.insides(name, args, stdin):
-            if shell_wrappers.is_hidden(name):
+            if shell_wrappers.is_hidden(name) and not inside.is_usual:
                 self._hit("shell.hidden_command", whole)
             if inside.text is None:
                 self._command(inside.words, stdin, feeders, level + 1)
@@ -505,6 +544,7 @@ class Text:
 _HANDLERS: Final = {
     "variable_assignment": Text._on_assignment,
     "for_statement": Text._on_for,
+    "binary_expression": Text._on_sum,
     "function_definition": Text._on_function,
     "pipeline": Text._on_pipeline,
     "&": Text._on_background,

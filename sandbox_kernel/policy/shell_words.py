@@ -64,7 +64,7 @@ _PYTHON: Final = re.compile(
 _INTERPRETER: Final = re.compile(r"\{\s*sys\.executable\s*\}")
 _BRACES: Final = re.compile(r"(?<!\$)\{([^{}\s]*,[^{}\s]*)\}")
 _EXPANSION: Final = re.compile(r"(!?)(\w+|[@*#?$!-])(.*)", re.DOTALL)
-_SLICE: Final = re.compile(r":\s*(-?\d+)(?::\s*(-?\d+))?")
+_SLICE: Final = re.compile(r":\s*(-?\d{1,9})(?::\s*(-?\d{1,9}))?")
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT: Final = {
     **{"HOME": "~", "PWD": "./", "SHELL": "bash", "BASH": "bash", "PATH": SYSTEM_PATH},

@@ -15,6 +15,7 @@ class Inside(NamedTuple):
 
     words: list[str]
     text: str | None = None
+    is_usual: bool = False  # what that option is there for, so that it is no surprise
 
 
 class _Form(NamedTuple):
@@ -96,6 +97,13 @@ _HIDDEN: Final = {
 }  # fmt: skip
 
 
+# What packs archives, and what shows a page of a manual.
+_USUAL: Final = re.compile(
+    r"(?:(?:un)?(?:zstd(?:mt)?|xz|lz4|lzma|lzip|brotli)|p?gzip|gunzip|pigz|unpigz|[lp]?bzip2|[lp]?bunzip2"
+    r"|pixz|plzip|cat|less|more)(?: -[\w=-]+)*"
+)
+
+
 def insides(name: str, args: list[str], stdin: str | None) -> Iterator[Inside]:
     """What this command runs in turn, nearest first; nothing if it is no wrapper."""
     if name == "find":
@@ -114,7 +122,8 @@ def insides(name: str, args: list[str], stdin: str | None) -> Iterator[Inside]:
     elif pattern := _HIDDEN.get(name):
         for first, second in zip(args, [*args[1:], ""], strict=False):
             if (match := pattern.match(first)) and (name != "tar" or "-I" not in first[:2]):
-                yield Inside([], match[match.lastindex or 0] or second)
+                text = match[match.lastindex or 0] or second
+                yield Inside([], text, _USUAL.fullmatch(text) is not None)
 
 
 def is_wrapper(name: str) -> bool:

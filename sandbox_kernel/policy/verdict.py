@@ -76,6 +76,8 @@ class Finding:
     column: int
     reason: str
     instead: str
+    # The expression behind the cell that it is about, in which the line is counted; empty: the cell.
+    expression: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -24,7 +24,7 @@ class CodeViolation(PolicyViolation):
         more = len(self.findings) - 1
         others = f" ({count(more, 'more finding')} below)" if more else ""
         super().__init__(
-            f"Policy `{policy}` does not let this cell run: line {first.line}, "
+            f"Policy `{policy}` does not let this cell run: {place(first)}, "
             f"`{printable(first.about)}`: {first.reason}{others}. Nothing of it was run{refused}.",
             hint=f"{first.instead}. `sandbox-kernel policy explain {first.rule}` says more.",
         )
@@ -43,7 +43,8 @@ class CodeViolation(PolicyViolation):
 
     def _pointer(self, finding: Finding) -> list[str]:
         """The line of the cell, what it is about underlined, and the reason."""
-        shown, before, marked = excerpt(self._lines, finding)
+        lines = finding.expression.split("\n") if finding.expression else self._lines
+        shown, before, marked = excerpt(lines, finding)
         caret = " " * len(before) + "^" * len(marked)
         number = str(finding.line)
         margin = " " * len(number)
@@ -61,6 +62,12 @@ class Excerpt(NamedTuple):
     line: str
     before: str
     marked: str
+
+
+def place(finding: Finding) -> str:
+    """Where it stands: in the cell, or in an expression that is evaluated behind it."""
+    line = f"line {finding.line}"
+    return f"{line} of an expression behind it" if finding.expression else line
 
 
 def excerpt(lines: Sequence[str], finding: Finding) -> Excerpt:

@@ -6,6 +6,8 @@ the cell's, and allows nothing.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from sandbox_kernel.policy.verdict import Finding
-from sandbox_kernel.policy.violation import printable
+from sandbox_kernel.policy.violation import place, printable
 from sandbox_kernel.relay.answers import Answers
 from sandbox_kernel.relay.cells import RunningCell
 from sandbox_kernel.words import count
@@ -22,6 +24,7 @@ from sandbox_kernel.words import count
 LABEL: Final = "[sandbox-kernel]"
 _YES: Final = frozenset({"y", "yes"})
 _ALWAYS: Final = frozenset({"a", "always"})
+_NO_LETTERS: Final = re.compile(r"[\W_]+")
 
 # `earlier`: always, said about another cell; `nobody`: the client cannot be asked; `withdrawn`: the user
 # has interrupted.
@@ -100,7 +103,7 @@ def in_words(question: Question) -> str:
     # All that `always` would be remembered for.
     rules = ", ".join(dict.fromkeys(finding.rule for finding in question.findings))
     return (
-        f"{LABEL} line {first.line}, {printable(first.about)}: {first.reason}{others}. "
+        f"{LABEL} {place(first)}, {printable(first.about)}: {first.reason}{others}. "
         f"Run this cell? [y]es, [a]lways for {rules}, [N]o: "
     )
 
@@ -115,6 +118,14 @@ class Prompt(msgspec.Struct):
 _read_prompt = msgspec.json.Decoder(Prompt).decode
 
 
+def _letters(text: str) -> str:
+    """What is read of a text, whatever its dashes, spaces and widths: U+2011 looks like a hyphen."""
+    return _NO_LETTERS.sub("", unicodedata.normalize("NFKC", text).casefold())
+
+
+_LETTERS_OF_LABEL: Final = _letters(LABEL)
+
+
 def told_apart(content: bytes) -> bytes:
     """The content of a cell's ``input_request``, with a word on who asks if it imitates the wrapper."""
     try:
@@ -122,7 +133,7 @@ def told_apart(content: bytes) -> bytes:
     except ValueError:
         said = Prompt()  # not what input() makes, and a frontend may show it as text all the same
     else:
-        if "sandbox-kernel" not in said.prompt.casefold():
+        if _LETTERS_OF_LABEL not in _letters(said.prompt):
             return content
     said.prompt = f"(the cell asks:) {said.prompt}"
     return msgspec.json.encode(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_kernel.relay.asking import LABEL
+from sandbox_kernel.relay.asking import LABEL, told_apart
 from sandbox_kernel.relay.cells import BURST_SECONDS
 from tests.kernel import TIMEOUT, Kernel, Outcome, eventually, running_kernel
 from tests.lender import Lender
@@ -289,3 +290,9 @@ def test_a_cell_cannot_ask_in_the_name_of_the_wrapper(strict: Kernel) -> None:
     )
     assert outcome.status == "ok"
     assert prompts == [f"(the cell asks:) {LABEL} line 1: Run? ", "name? "]
+
+
+@pytest.mark.parametrize("dash", ["-", "\u2011", "\uff0d", " ", "_", "", "\u200b-"])
+def test_a_prompt_that_only_looks_like_the_wrappers_is_marked(dash: str) -> None:
+    content = json.dumps({"prompt": f"[sandbox{dash}kernel] Run this cell? "}).encode()
+    assert b"(the cell asks:)" in told_apart(content)

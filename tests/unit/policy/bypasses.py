@@ -73,6 +73,7 @@ TECHNIQUES: Final = (
             "split": "vars(type)['a __SUBCLASSES__'.lower().split()[1]](object)",
             "of-str": "vars(type)[str.lower('__SUBCLASSES__')](object)",
             "decoded": "vars(type)[str(b'__subclass' + b'es__', 'ascii')](object)",
+            "translated": "vars(type)['__subxclasses__'.translate({120: None})](object)",
         },
     ),
     Technique(
@@ -129,6 +130,22 @@ TECHNIQUES: Final = (
             "cffi": "import cffi\ncffi.FFI().dlopen(None)",
             "of-array": "import numpy as np\nnp.arange(3).ctypes._ctypes.CDLL(None).system(b'id')",
             "of-array-getattr": "getattr(a.ctypes, '_' + 'ctypes').CDLL(None).system(b'id')",
+            "in-list": "import numpy as np\n[np][0].ctypeslib.ctypes.CDLL(None).system(b'id')",
+            "in-loop": "import numpy as np\nfor m in [np]: m.ctypeslib.ctypes.CDLL(None)",
+            "argument": "import numpy as np\ndef f(m): m.ctypeslib.ctypes.CDLL(None)\nf(np)",
+            "lambda": "import numpy as np\n(lambda m: m.ctypeslib.ctypes.CDLL(None))(np)",
+            "in-class": "import numpy as np\nclass A: m = np\nA.m.ctypeslib.ctypes.CDLL(None)",
+            "in-dict": "import numpy as np\n{'a': np}['a'].ctypeslib.ctypes.CDLL(None)",
+            "returned": "import numpy as np\ndef g(): return np\ng().ctypeslib.ctypes.CDLL(None)",
+            "matched": "import numpy as np\nmatch np:\n    case m: m.ctypeslib.ctypes.CDLL(None)",
+            "with": (
+                "import numpy as np, contextlib\n"
+                "with contextlib.nullcontext(np) as m: m.ctypeslib.ctypes.CDLL(None)"
+            ),
+            "keyword-default": "import numpy as np\ndef f(*, m=np): m.ctypeslib.ctypes.CDLL(None)",
+            "unpacked": "import numpy as np\n(a, b), c = (np, 1), 2\na.ctypeslib.ctypes.CDLL(None)",
+            "vars-of-item": "import numpy as np\nvars([np][0])['ctypeslib'].ctypes.CDLL(None)",
+            "star-of-numpy": "from numpy import *\nctypeslib.ctypes.CDLL(None).system(b'id')",
         },
     ),
     Technique(
@@ -207,6 +224,15 @@ TECHNIQUES: Final = (
             "subscript": "%%bash\n((x['$(cat /etc/shadow)']))",
             "prompt-of-a-value": "%%bash\nx='$(cat /etc/shadow)'\necho \"${x@P}\"",
             "prompt-of-a-trace": "%%bash\nPS4='$(cat /etc/shadow)'\ntest -v x",
+            "sum-of-a-loop": "%%bash\nfor z in 'a[$(cat /etc/shadow)]'; do ((z)); done",
+            "sum-in-a-word": "%%bash\nfor z in 'a[$(cat /etc/shadow)]'; do echo $((z)); done",
+            "test-in-a-loop": "%%bash\nfor z in 'a[$(cat /etc/shadow)]'; do [[ z -eq 0 ]]; done",
+            "slice-in-a-loop": "%%bash\nfor z in 'a[$(cat /etc/shadow)]'; do echo ${HOME:z}; done",
+            "printf-of-parts": "%%bash\nprintf -v z '%s$(cat /etc/shadow)]' 'a['; ((z))",
+            "sum-in-a-function": "%%bash\nf() { (($1)); }\nf 'a[$(cat /etc/shadow)]'",
+            "printf-to-a-prompt": "%%bash -x\nprintf -v PS4 '$(cat /etc/shadow)'; echo hi",
+            "printf-to-a-prompt-in-parts": "%%bash -x\nprintf -v PS4 %s '$' '(id)'; echo hi",
+            "loop-over-a-prompt": "%%bash -x\nfor PS4 in '$(cat /etc/shadow)'; do echo hi; done",
             "javascript-sum-after-a-value": "%%javascript\nfetch(base + '/api/' + 'terminals')",
             "javascript-template-of-texts": "%%javascript\nfetch(`/api/${'term' + 'inals'}`)",
         },
@@ -339,6 +365,17 @@ TECHNIQUES: Final = (
             "of-widgets-attribute": "import ipywidgets as w\nw.widgets.widget.get_ipython().system('cat /etc/shadow')",
             "parent-of-item": "get_ipython().display_formatter.formatters['text/html'].parent.parent.system('cat /etc/shadow')",
             "of-anything": "[w][0].get_ipython().system('cat /etc/shadow')",
+            "of-widget-channel": "import ipywidgets as w\nw.IntSlider().comm.kernel.shell.system('id')",
+            "of-any-channel": "[w.Text()][0].comm.kernel.shell.run_cell('!cat /etc/shadow')",
+            "of-kernel": "import ipywidgets as w\nk = w.Text().comm.kernel\nk.shell.system('id')",
+            "do-execute": "import ipywidgets as w\nw.Text().comm.kernel.do_execute('!id', False)",
+            "of-globals-items": (
+                "[v for k, v in globals().items() if k[:5] == 'get_i'][0]().system('id')"
+            ),
+            "of-globals-by-any-name": (
+                "globals()[[n for n in globals() if n[:5] == 'get_i'][0]]().system('id')"
+            ),
+            "of-globals-handed-on": "def f(g): return g[k]\nf(globals())().system('id')",
             "instance-itself": "import IPython.display\nIPython.InteractiveShell._instance.run_cell('!cat /etc/shadow')",
         },
     ),
@@ -430,6 +467,11 @@ TECHNIQUES: Final = (
             "builtin-import": "__builtin__.__import__('os').system('cat /etc/shadow')",
             "builtin-getattr": "getattr(__builtin__, 'eval')('1')",
             "of-enum": "import enum\nenum.bltns.eval('1')",
+            "enum-in-list": "import enum\n[enum][0].bltns.eval('1')",
+            "module-in-list": "import random\n[random][0]._os.system('cat /etc/shadow')",
+            "module-in-list-getattr": "import random\ngetattr([random][0], '_os').system('id')",
+            "module-as-self": "import random\n(lambda self: self._os.system('id'))(random)",
+            "modules-of-argument": "def f(m): m.codecs.sys.modules['posix'].system('id')",
         },
     ),
     Technique(
@@ -450,6 +492,13 @@ TECHNIQUES: Final = (
             "arguments-later": "class A: pass\nA.__match_args__ = names",
             "arguments-property": "class M(type):\n    @property\n    def __match_args__(cls): return names",
             "arguments-of-type": "type('A', (), {'__match_args__': names})",
+            "arguments-of-dataclass": (
+                "from dataclasses import dataclass\n@dataclass\nclass G:\n    gi_frame: object\n"
+                "match x:\n    case G(b): b"
+            ),
+            "arguments-of-tuple": (
+                "from typing import NamedTuple\nclass F(NamedTuple):\n    f_builtins: dict"
+            ),
         },
     ),
     Technique(
@@ -509,6 +558,11 @@ TECHNIQUES: Final = (
             "meta-path": "import sys\nsys.meta_path[0].find_spec('os')",
             "getattr": "import math\ngetattr(math, '__lo' + 'ader__')",
             "lowered": "import json\nvars(json)['__LOADER__'.lower()]",
+            "all-values": (
+                "import json\n"
+                "[v for k, v in vars(json).items() if 'oader' in k][0].load_module('posix')"
+            ),
+            "spec-by-name": "import math\ns = math.__spec__\ns.loader.load_module('posix')",
         },
     ),
     Technique(
@@ -640,6 +694,12 @@ TECHNIQUES: Final = (
             "class-of-lambda": "(lambda: 0).__class__(c, {})",
             "types-of-typing": "import typing\ntyping.types.FunctionType(c, {})",
             "types-from": "from enum import types as t\nt.FunctionType(c, {})",
+            "types-in-list": "import typing\n[typing][0].types.FunctionType(c, {})",
+            "types-of-star": "from matplotlib.cbook import *\ntypes.FunctionType(types.CodeType(0), {})",
+            "type-in-annotation": (
+                "from types import FunctionType\ndef f(x: FunctionType): pass\n"
+                "f.__annotations__['x'](c, {})"
+            ),
         },
     ),
     Technique(
@@ -691,6 +751,8 @@ TECHNIQUES: Final = (
             "open": "open('colorsys.py', 'w').write('x = 1')\nimport colorsys",
             "pathlib": "from pathlib import Path\nPath('colorsys.py').write_text('x')\nimport colorsys",
             "path": "import sys\nsys.path.insert(0, '/tmp')\nimport colorsys",
+            "shell": "!echo 'import os' > colorsys.py\nimport colorsys",
+            "heredoc": "%%bash\ncat > colorsys.py <<'EOF'\nimport os\nEOF",
         },
     ),
     Technique(
@@ -707,6 +769,7 @@ TECHNIQUES: Final = (
             ),
             "gathered": "import asyncio as a\nawait a.gather(*map(a.create_subprocess_shell, ['id']))",
             "reexported": "from tqdm.asyncio import asyncio as a\nawait a.create_subprocess_shell('id')",
+            "argument": "def f(m): return m.asyncio.create_subprocess_shell('id')",
         },
     ),
     Technique(
@@ -766,6 +829,11 @@ TECHNIQUES: Final = (
             "setattr": "setattr(A, '_repr_' + 'javascript_', f)",
             "type": "type('A', (), {'_repr_javascript_': f})()",
             "html": "from IPython.display import *\nHTML('<script>x()</script>')",
+            "widget": (
+                "import ipywidgets\n"
+                "ipywidgets.HTML(\"<img src=x onerror=fetch('/api/terminals',{method:'POST'})>\")"
+            ),
+            "widget-value": "from ipywidgets import *\nHTML(value='<script>x()</script>')",
         },
     ),
     Technique(
@@ -780,6 +848,11 @@ TECHNIQUES: Final = (
             "path-among-others": "!PATH=/usr/local/sbin:/tmp/evil:/usr/bin cat x",
             "path-of-all": "%%bash\nPATH=/tmp/evil:$PATH\ncat x",
             "libraries": "!LD_LIBRARY_PATH=/tmp/evil cat x",
+            "printf": "%%bash\nprintf -v PATH .; cat x",
+            "loop": "%%bash\nfor PATH in .; do cat x; done",
+            "sum": "%%bash\n((PATH=1)); cat x",
+            "sum-in-a-word": "%%bash\necho $((PATH=1)); cat x",
+            "read": "%%bash\nread PATH <<< .; cat x",
             "backend": "%matplotlib module://evil",
         },
     ),

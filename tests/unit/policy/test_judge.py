@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import pickle
 import signal
 import sys
 import time
@@ -11,12 +12,20 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from sandbox_kernel.policy import judge as judge_module
 from sandbox_kernel.policy import python_nodes
-from sandbox_kernel.policy.judge import FAILED, LARGE_BYTES, MAX_FINDINGS, Judge
+from sandbox_kernel.policy.judge import (
+    FAILED,
+    LARGE_BYTES,
+    LONGEST_ABOUT,
+    MAX_FINDINGS,
+    NO_FORK,
+    Judge,
+)
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.model import Code, Names
 from sandbox_kernel.policy.verdict import DECISIONS, Decision, Verdict
@@ -125,6 +134,9 @@ def test_an_alias_of_an_earlier_cell_is_known(default: Code) -> None:
         ("default", ["import os", "os = os", "os.system('cat /etc/shadow')"]),
         ("default", ["open = open", "open('/x', 'w')\nopen(b'/etc/shadow')"]),
         ("default", ["type = type", "type(lambda: 0)(c, {})"]),
+        ("default", ["from numpy import *", "x = 1", "ctypeslib.ctypes.CDLL(None)"]),
+        ("strict", ["from numpy import *", "f2py.run_main([])"]),
+        ("strict", ["import ipywidgets as w\nc = w.Text().comm", "c.kernel.parent.system('id')"]),
     ],
 )
 def test_a_name_bound_again_hides_nothing(policy: str, cells: list[str]) -> None:
@@ -145,6 +157,7 @@ def test_a_name_bound_again_hides_nothing(policy: str, cells: list[str]) -> None
         (["a = '/etc/'", "def f(a): open(a + 'shadow')"], "allow"),
         (["a = '/etc/'", "del a", "open(a + 'shadow')"], "allow"),
         (["a = '/etc/'\na += 'x'", "open(a + 'shadow')"], "allow"),
+        (["a = '.env'", "open(a)"], "deny"),
     ],
 )
 def test_texts_of_earlier_cells_are_known(
@@ -199,6 +212,12 @@ def test_expressions_behind_the_cell_are_judged(strict: Code) -> None:
     assert judge.judge("", ["eval('x')"]).decision == "deny"
 
 
+def test_a_finding_in_an_expression_has_the_expression_with_it(strict: Code) -> None:
+    verdict = Judge(strict).judge("a = 1\nb = eval('2')", ["c", "eval('1')"])
+    assert [found.expression for found in verdict.findings] == ["eval('1')", ""]
+    assert [found.line for found in verdict.findings] == [1, 2]
+
+
 def test_expressions_know_what_the_cell_defines(strict: Code) -> None:
     verdict = Judge(strict).judge("import json as j", ["j.codecs.builtins"])
     assert "python.transitive_module" in rules(verdict)
@@ -250,10 +269,55 @@ def test_braces_in_commands_of_honest_notebooks_are_allowed(cell: str, default: 
         "isinstance(f, type(lambda: 0))\n(lambda: 0).__class__.__name__",
         "a.ctypes.data_as(p)",
         "'__main__'.upper()\nname = '__init__.py'[:-3]\n'a b'.split()[0]",
+        # Lessons
+        "f.__closure__[0].cell_contents",
+        "import types\nisinstance(x, types.FunctionType)",
+        "from types import FunctionType, LambdaType\nisinstance(f, (LambdaType, FunctionType))",
+        "import types\ntype(f) is types.FunctionType",
+        "from types import FunctionType\ndef f(x: FunctionType) -> FunctionType: return x",
+        "bool.__base__\nprint(int.__base__.__name__)",
+        "g = (x for x in ())\ng.gi_frame is None",
+        "self.os.system('ls')\nself.subprocess.run(['ls'])",
+        "from dataclasses import dataclass\n@dataclass\nclass Host:\n    os: str",
+        # Texts
+        "soup.select('.profile')\nsuffixes = ['.docker', '.env']",
+        "driver.find_element('css selector', '.env')",
+        "pd.read_csv('../dev/dev.tsv')\nx = '../proc/clean.csv', '../root/', '../sys/log.txt'",
+        "env_path = Path('.') / '.env'\nload_dotenv(dotenv_path=env_path)",
+        "import os\nload_dotenv(os.path.join(os.getcwd(), '.env'))",
+        # Programs, and what is shown
+        "%env PATH=$PATH:/usr/local/cuda/bin",
+        "%set_env PATH /opt/conda/bin:$PATH",
+        "%%javascript\n$('div').get(0)",
+        "import os\ndef w(n):\n    for i in range(n): os.fork()",
+        "from flask_restful import marshal",
+        "import ray.util.multiprocessing\nray.util.multiprocessing.Pool()",
+        "!tar --use-compress-program=unzstd -xf x.tar.zst",
+        "!tar --use-compress-program 'pigz -9' -cf x y",
+        "!man -P cat ls",
+        "!awk '{a[$(NF-1)]++}' x",
+        "from fastai.vision import *\npickle.load(f)\nx.os\ndf.os.unique()",
+        "import ipywidgets as w\nw.HTML('<b>x</b>')\nmodel.kernel.shape",
+        "globals()['x'] = 1\nglobals()[name] = 2\n'{x}'.format(**locals())\nprint(vars(args))",
+        "vars(args).items()\nself.__dict__.update(d)",
     ],
 )
 def test_honest_code_that_looks_like_an_attack_is_allowed(cell: str, default: Code) -> None:
     assert Judge(default).judge(cell).decision == "allow"
+
+
+# An answer that many have copied.
+PRINT_EXCEPTION = """
+import linecache, sys
+def PrintException():
+    exc_type, exc_obj, tb = sys.exc_info()
+    f = tb.tb_frame
+    lineno = tb.tb_lineno
+    filename = f.f_code.co_filename
+    linecache.checkcache(filename)
+    line = linecache.getline(filename, lineno, f.f_globals)
+    print('({}, line {} "{}"): {}'.format(filename, lineno, line.strip(), exc_obj))
+"""
 
 
 @pytest.mark.parametrize(
@@ -274,6 +338,14 @@ def test_honest_code_that_looks_like_an_attack_is_allowed(cell: str, default: Co
         ("import inspect\ninspect.currentframe().f_code.co_name", "python.inspect_frames"),
         ("import sys\nsys._getframe(1).f_back.f_code.co_name", "python.inspect_frames"),
         ("print(tb.tb_frame.f_code.co_filename, tb.tb_lineno)", "python.inspect_frames"),
+        ("import sys\nsys._getframe().f_lineno", "python.inspect_frames"),
+        ("import inspect\ninspect.currentframe().f_back.f_lineno", "python.inspect_frames"),
+        (PRINT_EXCEPTION, "python.inspect_frames"),
+        ("import numpy\nprint(numpy.__spec__.origin)\nnumpy.__spec__", "python.load_file"),
+        ("import sounddevice\nsounddevice.play(x, 44100)", "python.import"),
+        ("import pyaudio\npyaudio.PyAudio()", "python.import"),
+        ("%%javascript\n$.getScript('https://a.org/toc.js')", "javascript.remote_module"),
+        ("for k, v in globals().items(): print(k)", "python.dynamic_attribute"),
     ],
 )
 def test_what_honest_code_seldom_does_is_warned_of(cell: str, rule: str, default: Code) -> None:
@@ -312,6 +384,30 @@ def test_what_honest_code_seldom_does_is_warned_of(cell: str, rule: str, default
         "sys._getframe().f_code",
         "x.tb_frame.f_code.co_name, x.tb_frame",
         "__spec__ = None\n__spec__.loader",
+        f"{PRINT_EXCEPTION}    return f",
+        f"{PRINT_EXCEPTION}    f.f_back",
+        "bool.__base__.__subclasses__()",
+        "().__class__.__base__",
+        "import numpy\nf(numpy.__spec__)",
+        "import types\ntypes.FunctionType(c, {})() == 1",
+        "import types\nisinstance = lambda a, b: b(c, {})\nisinstance(1, types.FunctionType)",
+        "name = '.env'\nopen(name)",
+        "o = open\no('.netrc')",
+        "import os\nos.path.join(home, '.ssh')",
+        "from pathlib import Path\nPath.home() / '.ssh'",
+        "open(home + '/' + '.aws')",
+        "open('/'.join([home, '.aws']))",
+        "open('../../proc/x')",
+        "open('/usr/../root/x')",
+        "%env PATH=/tmp:$PATH",
+        "%env LD_PRELOAD=./x.so",
+        "import sounddevice as sd\nsd.rec(3)",
+        "%%javascript\n$.get('/x')",
+        "%%javascript\n$('div').load('/x')",
+        "%%javascript\nvar f = $.getScript; f('x')",
+        "import os\nn = 9**9\nfor i in range(n): os.fork()",
+        "!tar --use-compress-program='sh x' -xf y",
+        "!man -P 'cat; id' ls",
     ],
 )
 def test_what_is_no_honest_code_is_denied(cell: str, default: Code) -> None:
@@ -348,6 +444,10 @@ def test_a_look_at_names_of_commands_is_allowed(cell: str, default: Code) -> Non
         "'get_ipython' in globals()",
         "import numpy as np\nnp.testing.assert_allclose(a, b)",
         "from numpy.testing import assert_allclose, assert_equal",
+        "from numpy import *\nx = linspace(0, 1)\nlinalg.norm(random.rand(3))",
+        "%%latex\n$x$",
+        "%%markdown\n# hi",
+        "!ls 2>/dev/null\n!ls 2>&1",
     ],
 )
 def test_modules_that_strict_allows_can_be_used(cell: str, strict: Code) -> None:
@@ -446,6 +546,33 @@ def test_one_finding_of_a_place_is_enough(strict: Code) -> None:
     assert len(findings) == len(set(findings)) == 1
 
 
+@pytest.mark.parametrize("cell", [f"import {'a' * 200_000}", f"%{'a' * 5_000}"])
+def test_a_long_name_is_cut(cell: str, strict: Code) -> None:
+    [found] = Judge(strict).judge(cell).findings
+    assert len(found.about) == LONGEST_ABOUT
+
+
+def test_strict_asks_before_a_shell_writes_a_file(strict: Code, default: Code) -> None:
+    for cell in (
+        "!echo 'import os' > colorsys.py",
+        "%%bash\ncat > x.py <<'EOF'\nx\nEOF",
+        "!ls &> x",
+    ):
+        verdict = Judge(strict).judge(cell)
+        assert (verdict.decision, rules(verdict)) == ("ask", {"python.write_file"})
+        assert Judge(default).judge(cell).decision == "allow"
+        assert Judge(code_of("paranoid")).judge(cell).decision == "deny"
+
+
+@pytest.mark.parametrize("policy", ["strict", "paranoid"])
+@pytest.mark.parametrize("magic", ["latex", "markdown"])
+def test_text_with_markup_that_does_something_is_denied(magic: str, policy: str) -> None:
+    judge = Judge(code_of(policy))
+    for text in ("<script>x()</script>", "[x](javascript:x())", "<img src=x onerror=x()>"):
+        assert "magic.html" in rules(judge.judge(f"%%{magic}\n{text}"))
+    assert judge.judge(f"%%{magic}\n$x$ and **y** < z").decision == "allow"
+
+
 def test_trusted_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError
@@ -528,6 +655,11 @@ def test_a_fault_of_the_check_is_a_denial(
     [found] = Judge(default).judge("x = 1").findings
     assert (found.rule, found.decision, found.about) == ("cell.unreadable", "deny", FAILED)
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_slice_of_a_value_may_be_as_long_as_it_likes(default: Code) -> None:
+    cell = "%%bash\nx=abc\necho ${x:" + "9" * 5000 + "}"
+    assert Judge(default).judge(cell).decision == "allow"
 
 
 @pytest.mark.parametrize("command", ["curl", "wget", "rm", "tar", "find", "git", "sudo", "bash -c"])
@@ -647,6 +779,55 @@ def test_a_fork_that_fails_means_a_denial(
     monkeypatch.setattr(Judge, "_read", read)
     assert rules(Judge(default).judge(long("x = 1"))) == {"cell.unreadable"}
     assert "broken" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("no_zombies")
+def test_half_an_answer_is_no_answer(default: Code, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dump(answer: object, pipe: BinaryIO) -> None:
+        data = pickle.dumps(answer)
+        pipe.write(data[: len(data) // 2])
+        pipe.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(pickle, "dump", dump)
+    assert rules(Judge(default).judge(long("x = 1"))) == {"cell.unreadable"}
+
+
+@pytest.mark.usefixtures("no_zombies")
+def test_what_was_read_in_time_is_answered_without_a_clock(
+    default: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pickle.dump
+
+    def dump(answer: object, pipe: BinaryIO) -> None:
+        assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
+        real(answer, pipe)
+
+    monkeypatch.setattr(pickle, "dump", dump)
+    assert Judge(default).judge(long("x = 1")) == Verdict("allow")
+
+
+@pytest.mark.usefixtures("no_zombies")
+@pytest.mark.parametrize("function", ["fork", "pipe"])
+def test_a_machine_that_gives_no_process_costs_one_cell(
+    function: str,
+    default: Code,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse() -> None:
+        raise BlockingIOError
+
+    judge = Judge(default)
+    judge.judge(long("x = 1"))
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, refuse)
+        [found] = judge.judge(long("x = 1")).findings
+    assert (found.rule, found.decision, found.about) == ("cell.unreadable", "deny", NO_FORK)
+    assert "BlockingIOError" in capsys.readouterr().err
+    assert descriptors() == before
+    assert judge.judge(long("x = 1")) == Verdict("allow")
 
 
 @pytest.mark.usefixtures("no_zombies")

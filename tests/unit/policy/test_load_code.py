@@ -13,7 +13,7 @@ from sandbox_kernel.errors import PolicyError
 from sandbox_kernel.policy.code_section import PARTS, rules_of
 from sandbox_kernel.policy.effective import as_document
 from sandbox_kernel.policy.load import load_policy
-from sandbox_kernel.policy.model import Policy
+from sandbox_kernel.policy.model import Names, Policy
 from sandbox_kernel.policy.rules import all_ids
 from tests.unit.policy.files import WHOLE, loaded, refusal, write
 
@@ -46,11 +46,37 @@ def test_an_empty_list_empties_the_one_it_extends(user: Path) -> None:
     assert imports.listed("warn") == load_policy("default").code.imports.listed("warn")
 
 
-def test_a_file_that_says_what_holds_otherwise_has_lists_of_its_own(user: Path) -> None:
-    text = "extends: strict\ncode: {python: {imports: {otherwise: deny, allow: [math]}}}"
-    imports = loaded(user, text).code.imports
-    assert imports.listed("allow") == ["math"]
-    assert imports.listed("deny") == load_policy("strict").code.imports.listed("deny")
+@pytest.mark.parametrize("more", ["", ", allow: [duckdb]", ", ask: [], warn: [duckdb]"])
+def test_to_say_again_what_holds_otherwise_loosens_nothing(user: Path, more: str) -> None:
+    table = f"{{otherwise: deny, deny: [requests]{more}}}"
+    mine = loaded(user, f"extends: strict\ncode: {{python: {{imports: {table}}}}}").code.imports
+    strict = load_policy("strict").code.imports
+    assert mine.listed("deny") == [*strict.listed("deny"), "requests"]
+    assert {name for name in mine.entries if name not in strict.entries} <= {"requests", "duckdb"}
+
+
+def test_a_file_that_states_all_of_a_table_has_lists_of_its_own(user: Path) -> None:
+    table = "{otherwise: deny, allow: [math], warn: [], ask: [], deny: []}"
+    imports = loaded(user, f"extends: strict\ncode: {{python: {{imports: {table}}}}}").code.imports
+    assert imports == Names("deny", {"math": "allow"})
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "decision"),
+    [
+        ("{deny: [numpy]}", "numpy.testing.assert_equal", "deny"),
+        ("{ask: [numpy]}", "numpy.linalg", "ask"),
+        ("{ask: [numpy]}", "numpy.f2py", "deny"),
+        ("{allow: [numpy]}", "numpy.f2py", "deny"),
+        ("{deny: [numpy], allow: [numpy.testing]}", "numpy.testing.assert_equal", "allow"),
+        ("{deny: [num]}", "numpy.testing.assert_equal", "allow"),
+    ],
+)
+def test_a_name_takes_what_is_milder_below_it_along(
+    user: Path, table: str, name: str, decision: str
+) -> None:
+    imports = loaded(user, f"extends: strict\ncode: {{python: {{imports: {table}}}}}").code.imports
+    assert imports.decide(name) == decision
 
 
 def test_a_name_in_a_list_leaves_the_lists_of_the_policy_that_is_extended(user: Path) -> None:

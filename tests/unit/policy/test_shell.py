@@ -402,7 +402,53 @@ def test_code_of_another_language_is_handed_on(text: str, language: str, code: s
     ],
 )  # fmt: skip
 def test_ordinary_commands_hit_no_rule_but_their_names(text: str) -> None:
-    assert rules(text) <= {"command", "interpolated"}
+    assert rules(text) <= {"command", "interpolated", "python.write_file"}
+
+
+@pytest.mark.parametrize(
+    ("text", "writes"),
+    [
+        ("echo x > y", True),
+        ("ls >> y 2>&1", True),
+        ("ls &> y", True),
+        ("ls >| y", True),
+        ("ls > /tmp/y", True),
+        ("ls > /dev/null", False),
+        ("ls 2>&1 | wc", False),
+        ("ls >&2", False),
+        ("wc < y", False),
+    ],
+)
+def test_a_redirection_writes_a_file_unless_there_is_none(text: str, writes: bool) -> None:
+    assert ("python.write_file" in rules(text)) == writes
+
+
+@pytest.mark.parametrize(
+    ("text", "is_hook"),
+    [
+        ("printf -v PATH .", True),
+        ("printf -vPATH %s .", True),
+        ("for PATH in /usr/bin .; do ls; done", True),
+        ("printf -v PS4 '%d$(id)' 1", True),  # what it comes to is not known
+        ("read PS4", True),
+        ("printf -v PATH /usr/bin", False),
+        ("for f in *.csv; do cat $f; done", False),
+        ("printf -v n '%03d' 7", False),
+        ("printf '%s' PATH .", False),
+    ],
+)
+def test_a_variable_that_is_set_by_its_name_is_set(text: str, is_hook: bool) -> None:
+    assert ("environment_hook" in rules(text)) == is_hook
+
+
+@pytest.mark.parametrize("text", ["printf -v c %s rm; $c x", "printf -v c '%s%s' r m; $c x"])
+def test_what_printf_makes_of_texts_is_known(text: str) -> None:
+    assert "rm" in commands(text)
+
+
+@pytest.mark.parametrize("text", ["printf -v c %.1s ls; $c x", "printf -v c %c ls; $c x"])
+def test_what_else_printf_makes_is_not(text: str) -> None:
+    assert "dynamic_command" in rules(text)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,16 @@ def test_the_underline_is_one_mark_where_the_text_is_written_otherwise() -> None
     assert any(line.endswith("|     ^") for line in lines)
 
 
+def test_a_finding_in_an_expression_is_shown_there() -> None:
+    cell = "a = 1\nb = 2"
+    verdict = Judge(load_policy("strict").code).judge(cell, ["c", "d or eval('1')"])
+    error = CodeViolation(verdict, "strict", cell)
+    assert "line 1 of an expression behind it, `eval`" in str(error)
+    lines = plain(error.traceback())
+    assert any("d or eval('1')" in line for line in lines)
+    assert not any("a = 1" in line for line in lines)
+
+
 def test_findings_that_only_warn_are_not_reasons() -> None:
     error = violation("x\ny", finding("x", 1, 0), finding("y", 2, 0, "warn"))
     assert [found.about for found in error.findings] == ["x"]
