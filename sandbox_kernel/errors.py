@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
-from sandbox_kernel.words import Action, Limit, Outcome, State, amount, amount_beyond, duration
+from sandbox_kernel.words import Action, Limit, Outcome, State, amount, amount_beyond
 
 
 class SandboxError(Exception):
@@ -84,14 +84,23 @@ class UndoUnavailable(SandboxError):
         super().__init__(what, hint=hint)
 
 
+def what_became(state: State, *, is_older: bool = False) -> str:
+    """Of the variables. ``is_older``: no checkpoint of the state before the cell could be made."""
+    if state == "rolled_back" and is_older:
+        return "what was changed after the last checkpoint, by this cell and before it, is undone"
+    return _BECAME[state]
+
+
 class CellInterrupted(SandboxError):
     """The user interrupted twice; shown under the name that Python has for it."""
 
-    def __init__(self, state: State, not_restored: tuple[str, ...]) -> None:
+    def __init__(
+        self, state: State, not_restored: tuple[str, ...], *, is_older: bool = False
+    ) -> None:
         lacking = f" (not restored: {', '.join(not_restored)})" if not_restored else ""
         super().__init__(
             "The cell did not stop when interrupted, and was killed when interrupted again: "
-            f"{_BECAME[state]}{lacking}.",
+            f"{what_became(state, is_older=is_older)}{lacking}.",
             hint="Run the earlier cells again." if state == "lost" else "Run the next cell.",
         )
 
@@ -114,7 +123,8 @@ class CellLimitExceeded(SandboxError):
         action: Action,
         state: State,
         not_restored: tuple[str, ...] = (),
-        grace_seconds: float = 0.0,  # how long it was let run on after an interrupt, if it was
+        is_older: bool = False,  # the state is one from before the last checkpoint that there should be
+        why: str = "",  # what it did that an interrupt was not enough, if it was interrupted
         policy: str,
         own: bool = False,  # the cell's client had asked for a tighter one
     ) -> None:
@@ -126,15 +136,20 @@ class CellLimitExceeded(SandboxError):
         who = "its own limit" if own else f"policy `{policy}`"
         rule = f"{who} allows {amount(limit, allowed)}"
         subject = "It" if happened.startswith("The cell ") else "The cell"
-        if action in ("rolled_back", "replaced") and grace_seconds:
-            subject += f" did not stop when interrupted ({duration(grace_seconds)} grace), so it"
-        became = "all variables are kept" if action == "refused" else _BECAME[state]
+        if why:
+            subject += f" {why}, so it"
+        done = _DONE[action].format(_OLDER_STATE if is_older else "the state before it")
+        became = (
+            "all variables are kept"
+            if action == "refused"
+            else what_became(state, is_older=is_older)
+        )
         lacking = f" (not restored: {', '.join(not_restored)})" if not_restored else ""
         again = "Run the earlier cells again. " if state == "lost" else ""
         key = limit.replace("budget_", "budget.") if "budget_" in limit else f"limits.{limit}"
         raise_it = "ask for a wider limit with the cell" if own else f"raise `{key}` in the policy"
         super().__init__(
-            f"{happened}; {rule}. {subject} {_DONE[action]} {became}{lacking}.",
+            f"{happened}; {rule}. {subject} {done} {became}{lacking}.",
             hint=f"{again}{_INSTEAD[limit]}, or {raise_it}.",
         )
 
@@ -190,7 +205,7 @@ _HAPPENED: Final[Mapping[Limit, str]] = {
 _DONE: Final[Mapping[Action, str]] = {
     "interrupted": "was interrupted;",
     "refused": "was not run;",
-    "rolled_back": "was killed and the kernel went back to the state before it:",
+    "rolled_back": "was killed and the kernel went back to {}:",
     "replaced": "was killed with its sandbox and a new sandbox started:",
 }
 _BECAME: Final[Mapping[State, str]] = {
@@ -198,6 +213,7 @@ _BECAME: Final[Mapping[State, str]] = {
     "rolled_back": "all variables of earlier cells are kept, what this cell changed is undone",
     "lost": "the variables of this notebook are gone",
 }
+_OLDER_STATE: Final = "an older state"
 _INSTEAD: Final[Mapping[Limit, str]] = {
     "wall": "Do less in one cell",
     "cpu": "Use less data, fewer rounds or a faster library",

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Set
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,7 +33,7 @@ from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
 from . import debugger
-from .checkpoint import Awakening, Checkpoints, make_objects_old
+from .checkpoint import Awakening, Checkpoints, NotMade, make_objects_old
 from .descriptors import Descriptor, connections_to, open_descriptors
 from .kernel import BridgeKernel
 from .outstream import BridgeOutStream
@@ -94,6 +95,8 @@ class BridgeApp(IPKernelApp):
         iopub = self._connect(zmq.PUSH, self.iopub_port)
         self.iopub_thread = IOPubThread(iopub, pipe=self.has_loopback, session=self.session)
         self.iopub_thread.start()
+        # It opens descriptors for its first message: by then cells may have left none.
+        self.iopub_thread.schedule(partial(getattr, self.iopub_thread, "_event_pipe"))
         # After a takeover it would end before what the user has registered, which may print.
         atexit.unregister(self.iopub_thread.stop)
         self._plumbing = open_descriptors() - before
@@ -147,6 +150,9 @@ class BridgeApp(IPKernelApp):
                     )
                     if awakening is not None:
                         self._come_alive(awakening)
+            except NotMade as error:
+                state.unmade(str(error))
+                continue
             except BaseException:
                 if os.getpid() == kernel_pid:
                     raise

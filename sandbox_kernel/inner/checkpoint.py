@@ -4,7 +4,8 @@ The kernel process forks in idle time. The child sleeps; it *is* the state, shar
 the kernel process is killed, the supervisor wakes the child, which gives itself new sockets and
 threads and goes on as the kernel (``bridge``). If it is not needed, it is killed in its sleep.
 
-A fork has one thread only and shares open files: what that loses is noted beside the state.
+A fork has one thread only and shares open files: what that loses is noted beside the state. Where
+there is no room for one, the kernel goes on without, and says so (``NotMade``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gc
 import os
 import random
 import select
+import signal
 import socket
 import sys
 import threading
@@ -34,21 +36,22 @@ from .descriptors import (
     put,
     tracker_descriptors,
 )
-from .processes import SLEEPING, all_pids, children_of, is_users
+from .processes import SLEEPING, all_pids, children_of, is_users, kill
 from .renewal import (
     calm_openmp,
     count_gpus,
     count_shared_memory,
     native_threads,
     renew_thread_pools,
+    threads_come_again,
 )
 
 DESK_DESCRIPTOR = 3
 # First choice of the out-of-memory killer is the process that runs cells, never the state it had.
 OOM_FIRST = b"1000"
-PREFIX_BYTES = 256
+ORDER_BYTES = 256
 # Only a process that a cell forks at the same moment could have it take so long.
-CLOSE_SECONDS = 1.0
+CLOSE_MILLISECONDS = 1000
 PR_SET_NAME = 15
 PR_GET_NAME = 16
 NAME_BYTES = 16
@@ -56,6 +59,29 @@ NAME_BYTES = 16
 prctl = ctypes.CDLL(None).prctl
 # A debugger puts its own in its place later, which has every child debugged.
 plain_fork = os.fork
+
+
+class NotMade(Exception):
+    """No checkpoint could be made, for want of memory, processes or descriptors."""
+
+
+class Pipes(NamedTuple):
+    """Between the kernel process and a checkpoint: one wakes it, one tells what it has closed."""
+
+    wake_read: int
+    wake_write: int
+    closed_read: int
+    closed_write: int
+
+    @classmethod
+    def make(cls) -> Pipes:
+        wake = os.pipe()
+        try:
+            return cls(*wake, *os.pipe())
+        except OSError:
+            for number in wake:
+                os.close(number)
+            raise
 
 
 class Awakening(NamedTuple):
@@ -82,46 +108,48 @@ class Checkpoints:
         """Fork. The parent returns at once with ``None``; the child when it is to take over.
 
         ``plumbing`` are descriptors of sockets and threads that do not live in a fork; ``streams``
-        the numbers of others that are the kernel's.
+        the numbers of others that are the kernel's. ``NotMade`` is raised in the parent only.
         """
+        kernel_pid = os.getpid()
+        try:
+            return self._take(label, plumbing, streams)
+        except OSError as error:
+            if os.getpid() != kernel_pid:
+                raise
+            with contextlib.suppress(OSError):  # a cell has closed the desk
+                self._desk.send(b"unmade %d" % label)
+            raise NotMade(error.strerror or str(error)) from error
+
+    def _take(self, label: int, plumbing: Set[Descriptor], streams: Set[int]) -> Awakening | None:
         descriptors = open_descriptors()
         positions = file_positions(descriptors)
         ends = far_ends(descriptors - plumbing, streams | tracker_descriptors())
         threads = self.foreign_threads()
-        has_native_threads = native_threads() > 0
         # The `random` module seeds itself anew in a fork; this one is to go on where it was.
         random_state = random.getstate()
         # What is changed from now on is not in it; the supervisor may hear of it some time later.
         made = time.time_ns()
-        wake_read, wake_write = os.pipe()
-        closed_read, closed_write = os.pipe()
+        pipes = Pipes.make()
         name = get_name()
         # The child has its name from its first moment on: who looks takes it for what it is.
         set_name(SLEEPING)
         try:
             pid = fork()
-        except OSError:  # no memory or no process left for it: the cell runs without
+        except OSError:  # no memory or no process left for it
             set_name(name)
-            for number in (wake_read, wake_write, closed_read, closed_write):
+            for number in pipes:
                 os.close(number)
-            return None
+            raise
         if pid:
             set_name(name)
-            os.close(wake_read)
-            os.close(closed_write)
-            if ends:
-                # The next cell may close its own and count on that nobody has them any more.
-                select.select([closed_read], [], [], CLOSE_SECONDS)
-            os.close(closed_read)
-            socket.send_fds(self._desk, [b"checkpoint %d %d %d" % (label, pid, made)], [wake_write])
-            os.close(wake_write)
             self._reap()
             self._sleeping.append(pid)
+            self._hand_over(label, pid, made, pipes, waits=bool(ends))
             return None
         # Little is done before the sleep: every cell pays for it, and every page that is written
         # to is a copy.
-        os.close(wake_write)
-        os.close(closed_read)
+        os.close(pipes.wake_write)
+        os.close(pipes.closed_read)
         # Out of reach of interrupts and of a cell that kills its own process group.
         os.setsid()
         write_about_self("oom_score_adj", self._oom_base)
@@ -131,12 +159,14 @@ class Checkpoints:
         for number in (*ends, *(descriptor.number for descriptor in plumbing & descriptors)):
             with contextlib.suppress(OSError):  # closed by what libraries do in a fork
                 os.close(number)
-        os.close(closed_write)
+        os.close(pipes.closed_write)
         processes = count_older_processes(self._supervisor)
-        prefix = os.read(wake_read, PREFIX_BYTES)
-        if not prefix:
+        order = os.read(pipes.wake_read, ORDER_BYTES)
+        if not order:
             os._exit(0)
-        os.close(wake_read)
+        os.close(pipes.wake_read)
+        prefix, _, native = order.decode().partition(" ")
+        has_native_threads = native.isdecimal() and int(native) > 0
         write_about_self("oom_score_adj", OOM_FIRST)
         set_name(name)
         make_objects_old()
@@ -148,15 +178,40 @@ class Checkpoints:
             put(end.again(), number)
         if threads:
             renew_thread_pools()
+        openmp = calm_openmp() if has_native_threads else 0
+        # Those of OpenMP are said to be lost as a pool.
+        if has_native_threads and not openmp and not threads_come_again():
+            threads += int(native)
         lost = {
             "threads": threads,
             "children": processes,
             "sockets": sum(end.is_connection for end in ends.values()),
             "shared": count_shared_memory(),
             "gpu": count_gpus(),
-            "openmp": calm_openmp() if has_native_threads else 0,
+            "openmp": openmp,
         }
-        return Awakening(prefix.decode(), lost, random_state)
+        return Awakening(prefix, lost, random_state)
+
+    def _hand_over(self, label: int, pid: int, made: int, pipes: Pipes, *, waits: bool) -> None:
+        """Let the supervisor have the checkpoint that has just been forked."""
+        os.close(pipes.wake_read)
+        os.close(pipes.closed_write)
+        try:
+            if waits:
+                # The next cell may close its own and count on that nobody has them any more. By poll:
+                # the number may be too large for select.
+                closed = select.poll()
+                closed.register(pipes.closed_read, select.POLLIN)
+                closed.poll(CLOSE_MILLISECONDS)
+            # Now, not before the fork: libraries that start theirs again have ended them for it.
+            word = b"checkpoint %d %d %d %d" % (label, pid, made, max(0, native_threads()))
+            socket.send_fds(self._desk, [word], [pipes.wake_write])
+        except OSError:  # a cell has closed the desk
+            kill(pid, signal.SIGKILL)
+            raise
+        finally:
+            os.close(pipes.closed_read)
+            os.close(pipes.wake_write)
 
     def announce(self, label: int, lost: dict[str, int]) -> None:
         """Tell the supervisor that this process is the kernel now, and what a fork could not keep."""

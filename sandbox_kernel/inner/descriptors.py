@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Set
 from typing import Any, NamedTuple
 
+# No access that an open file can have.
+CLOSED = -1
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 TRACKERS = (
     "multiprocessing.resource_tracker",
@@ -80,7 +82,7 @@ class InternetSocket(NamedTuple):
         peer = None
         try:
             each = socket.socket(fileno=number)
-        except OSError:  # closed meanwhile
+        except OSError:  # closed meanwhile, by a thread
             return None
         try:
             if each.family not in INTERNET:
@@ -90,6 +92,8 @@ class InternetSocket(NamedTuple):
                 peer = each.getpeername()
             blocking = os.get_blocking(number)
             return cls(each.family, each.type, each.getsockname(), peer, listens, blocking)
+        except OSError:  # the same
+            return None
         finally:
             each.detach()
 
@@ -134,10 +138,19 @@ def far_ends(
             if internet_socket is not None:
                 ends[number] = internet_socket
     for numbers in pipes.values():
-        accesses = {fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE for number in numbers}
-        if own.isdisjoint(numbers) and accesses in ({os.O_RDONLY}, {os.O_WRONLY}):
-            ends.update((number, PipeEnd(*accesses)) for number in numbers)
+        accesses = {number: access_of(number) for number in numbers}
+        accesses = {number: access for number, access in accesses.items() if access != CLOSED}
+        if own.isdisjoint(numbers) and set(accesses.values()) in ({os.O_RDONLY}, {os.O_WRONLY}):
+            ends.update((number, PipeEnd(access)) for number, access in accesses.items())
     return ends
+
+
+def access_of(number: int) -> int:
+    """Whether a descriptor is for reading, writing or both."""
+    try:
+        return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
+    except OSError:  # a thread has closed it since it was listed
+        return CLOSED
 
 
 def tracker_descriptors() -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from array import array
@@ -41,7 +42,8 @@ class HotPages:
     def learn(self) -> None:
         """After a cell: what has been copied since the fork is what cells write to."""
         if self._is_lesson:
-            self._runs = runs(islice(written_pages(), MAX_HOT_PAGES))
+            with contextlib.suppress(OSError):  # cells have all the descriptors: another time
+                self._runs = runs(islice(written_pages(), MAX_HOT_PAGES))
         self._cells += 1
 
     @property

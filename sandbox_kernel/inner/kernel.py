@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 WRAPPER_IDENTITY = b"wrapper"
 # A slider that is dragged calls back many times a second: one checkpoint after the last.
 COMM_REST_SECONDS = 0.1
+UNMADE = (
+    "No checkpoint could be made before this cell ({}): if it is killed, what was changed since the "
+    "last one goes with it, and it cannot be undone.\n"
+)
 STARTS_DEBUGGER = ("initialize", "attach")
 
 
@@ -100,6 +104,8 @@ class BridgeKernel(IPythonKernel):
         # Cells and the callbacks of widgets change the state; questions about it do not.
         msg_type = self.get_parent("shell")["header"]["msg_type"]
         if msg_type == "execute_request":
+            if not self.state.is_running:
+                BridgeOutStream.allow(None)
             self.state.cell_ended()
         elif msg_type.startswith("comm_"):
             self.state.changed(COMM_REST_SECONDS)
@@ -124,12 +130,20 @@ class BridgeKernel(IPythonKernel):
             early = self.state.interrupted_at > terms.get("sent", math.inf)
             self._interrupts[:] = [signal.SIGINT] if early else []
         await self.state.kept()
+        if self.state.unmade_because and not parent["content"].get("silent"):
+            self._tell_unmade(terms.get("text_bytes"))
         set_soft_limits(terms)
         BridgeOutStream.allow(terms.get("text_bytes"))
         with self.state.running(parent["header"]["msg_id"]):
             await super().execute_request(stream, ident, parent)
         # A cell of a subshell may have overtaken this one.
         self.state.label = max(self.state.label, terms.get("serial", 0))
+
+    def _tell_unmade(self, text_bytes: int | None) -> None:
+        """A cell runs without a checkpoint: say so, unless it may not print as much."""
+        told = UNMADE.format(self.state.unmade_because)
+        if text_bytes is None or len(told) < text_bytes:
+            self._stderr.write(told)
 
     def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
         # Each message wakes three threads and the wrapper: what that has said itself is left out.

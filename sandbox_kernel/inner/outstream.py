@@ -40,7 +40,8 @@ class BridgeOutStream(OutStream):
 
     @classmethod
     def allow(cls, characters: int | None) -> None:
-        """Let the next cell print so much; ``None``: without a limit."""
+        """Let the next cell print so much; ``None``: without a limit, as between cells, where the
+        wrapper counts anew from time to time and says what it drops."""
         cls._allowance[0] = sys.maxsize if characters is None else characters + 1
 
     @classmethod
@@ -111,7 +112,9 @@ class BridgeOutStream(OutStream):
         if self._should_watch:
             # The pipe is the same, as cells may have made copies of its end. What the process
             # before this one has written last is not this one's.
-            while select.select([self._fid], [], [], 0)[0]:
+            left = select.poll()
+            left.register(self._fid, select.POLLIN)
+            while left.poll(0):
                 if not os.read(self._fid, STREAM_CHARACTERS):
                     break
             self.watch_fd_thread = threading.Thread(target=self._watch_pipe_fd, daemon=True)

@@ -19,6 +19,8 @@ from typing import Any
 from .descriptors import open_descriptors
 
 OPENMP = ("libgomp", "libomp", "libiomp5")
+# Starts its threads again in a fork. OpenBLAS has ended its own before one, and is not counted.
+STARTED_AGAIN = ("/libarrow",)
 # Threads that a zmq context has, which Python does not know of.
 ZMQ_THREADS = 2
 # Where `multiprocessing` and `mmap` have memory that is shared.
@@ -28,6 +30,12 @@ SHARED = ("/dev/shm/", "/dev/zero", "/memfd:", "/tmp/", "/home/")
 def native_threads() -> int:
     """How many threads libraries have started, past Python."""
     return len(os.listdir("/proc/self/task")) - threading.active_count() - ZMQ_THREADS
+
+
+def threads_come_again() -> bool:
+    """Whether there is a library that starts its threads again: they cannot be told from others."""
+    maps = Path("/proc/self/maps").read_text(errors="replace")
+    return any(name in maps for name in STARTED_AGAIN)
 
 
 def count_gpus() -> int:

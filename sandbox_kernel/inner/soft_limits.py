@@ -19,9 +19,10 @@ def set_soft_limits(terms: Mapping[str, Any]) -> None:
     """Limits that Python can raise as exceptions. The wrapper enforces the same from outside."""
     memory = terms.get("memory_bytes")
     if memory is not None:
-        _, resident, *_, data, _ = map(int, Path("/proc/self/statm").read_text().split())
-        pages = data or resident  # gVisor does not count data
-        memory += pages * resource.getpagesize() + memory // 8 + ADDRESS_SLACK_BYTES
+        try:
+            memory += address_space() + memory // 8 + ADDRESS_SLACK_BYTES
+        except OSError:  # cells have all the descriptors
+            memory = None
     processes = terms.get("processes")
     if processes is not None:
         processes += OWN_TASK_COUNT
@@ -34,11 +35,19 @@ def set_soft_limits(terms: Mapping[str, Any]) -> None:
         resource.setrlimit(kind, (soft, hard))
 
 
+def address_space() -> int:
+    """Bytes that this process has of what the soft limit counts."""
+    _, resident, *_, data, _ = map(int, Path("/proc/self/statm").read_text().split())
+    return (data or resident) * resource.getpagesize()  # gVisor does not count data
+
+
 @contextlib.contextmanager
 def soft_limits_lifted() -> Iterator[None]:
-    """The kernel's own forks and threads are not the cell's."""
-    limits = {kind: resource.getrlimit(kind) for kind in SOFT_LIMITS}
+    """The kernel's own forks, threads and descriptors are not the cell's."""
+    limits = {kind: resource.getrlimit(kind) for kind in (*SOFT_LIMITS, resource.RLIMIT_NOFILE)}
     set_soft_limits({})
+    _, most = limits[resource.RLIMIT_NOFILE]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         yield
     finally:

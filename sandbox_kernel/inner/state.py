@@ -31,6 +31,8 @@ class State:
         self._io_loop = io_loop
         self._loop = io_loop.asyncio_loop
         self._stale = True
+        # Why there is no checkpoint of the state as it is, if one could not be made.
+        self.unmade_because = ""
         # Whether the last cell is in no checkpoint yet.
         self.owes_checkpoint = False
         # When an interrupt came that no cell was there for, by the monotonic clock.
@@ -54,7 +56,7 @@ class State:
         self.changed(CELL_REST_SECONDS)
 
     async def kept(self) -> None:
-        """Return once there is a checkpoint of the state as it is."""
+        """Return once there is a checkpoint of the state as it is, or none can be made."""
         self._hot_pages.stop()
         if not self.enabled or asyncio.get_running_loop() is not self._loop:
             return  # in a subshell the main thread may be running a cell and cannot fork
@@ -80,6 +82,18 @@ class State:
     def made(self) -> None:
         """A checkpoint of the state has been made."""
         self._stale = self._goes_on()
+        self.unmade_because = ""
+        self._let_go_on()
+        self._hot_pages.begin()
+        self._loop.call_soon(self._copy_ahead)
+
+    def unmade(self, reason: str) -> None:
+        """None could be made. Who waits goes on without; it is tried again before the next cell."""
+        self._stale = True
+        self.unmade_because = reason
+        self._let_go_on()
+
+    def _let_go_on(self) -> None:
         self.owes_checkpoint = False
         if self._timer is not None:
             self._timer.cancel()
@@ -88,8 +102,6 @@ class State:
             if not kept.done():  # who waited for it may have been cancelled
                 kept.set_result(None)
         self._waiting.clear()
-        self._hot_pages.begin()
-        self._loop.call_soon(self._copy_ahead)
 
     def _copy_ahead(self) -> None:
         if self._hot_pages.copy_some():
@@ -98,6 +110,7 @@ class State:
     def restored(self) -> None:
         """This process was a checkpoint: what was about to run when it was made is not to run."""
         self._stale = True
+        self.unmade_because = ""
         self.owes_checkpoint = False
         self.due = self._loop.create_future()
         self._waiting.clear()

@@ -12,11 +12,12 @@ Over the lifeline come lines of words:
     sweep TICKS                      kill what was started since TICKS, but the kernel process
     rollback LABEL|previous PREFIX   kill all but checkpoints, wake one: it connects to PREFIX
     forget                           end the previous checkpoint, to have its memory back
-    count                            say how many checkpoints there are
+    count                            say how many checkpoints there are, and of which cell
 
 and these go back: ``clock TICKS`` (the time in here, at first), ``exited STATUS``, ``swept COUNT THREADS``
 (processes, ended; threads of the kernel process that were started since, and are left),
-``restored LABEL LOST``, ``nothing`` (to roll back to), ``checkpoints COUNT``.
+``restored LABEL LOST`` (``unmade`` among LOST: what came after it could not be kept), ``nothing`` (to roll
+back to), ``checkpoints COUNT LABEL`` (those that follow each other cell by cell, up to the newest).
 
 Imports nothing but the standard library.
 """
@@ -36,6 +37,7 @@ import struct
 import time
 from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +72,8 @@ CHECKPOINTS_KEPT = 2
 # A killed process may be stuck in the kernel; the wrapper replaces the sandbox if this is not enough.
 DEATH_SECONDS = 10.0
 DESK_MESSAGES_AT_ONCE = 64
+# By so much the wrapper's word on when a cell began may be wrong; gVisor has a clock of its own.
+SAME_MOMENT_TICKS = 10
 
 
 def libc() -> Any:
@@ -122,6 +126,9 @@ class Checkpoint(NamedTuple):
     pid: int
     wake: int
     made: int  # in nanoseconds since the epoch
+    native_threads: int  # which libraries had started, and it has not
+    # The first state that came after it and could not be kept, by the last cell in it.
+    unmade: int | None = None
 
     def end(self, supervisor: Supervisor) -> None:
         os.close(self.wake)
@@ -146,6 +153,9 @@ class Supervisor:
         # Of one under way: the user's processes it ended, and where the checkpoint is to connect to.
         self._ended: list[int] = []
         self._waking = ""
+        # The cell whose state was asked for, and whether the checkpoint that was woken is older.
+        self._wanted = 0
+        self._is_older = False
         self._pending = b""
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
@@ -215,7 +225,7 @@ class Supervisor:
             elif command == "count":
                 self._read_desk()
                 self._forget_dead()
-                self._say(f"checkpoints {len(self._checkpoints)}")
+                self._say(f"checkpoints {self._count_in_a_row()} {self._newest_label()}")
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -227,15 +237,17 @@ class Supervisor:
                 return
             word, _, rest = data.decode("ascii", "replace").partition(" ")
             numbers = [int(number) for number in rest.split() if number.isdecimal()]
-            if word == "checkpoint" and len(numbers) == 3 and len(descriptors) == 1:
-                label, pid, made = numbers
+            if word == "checkpoint" and len(numbers) == 4 and len(descriptors) == 1:
+                label, pid, made, native_threads = numbers
                 if self.may_have(pid):
-                    self._add(Checkpoint(label, pid, descriptors[0], made))
+                    self._add(Checkpoint(label, pid, descriptors[0], made, native_threads))
                     continue
             for descriptor in descriptors:
                 os.close(descriptor)
             if word == "restored" and self._waking:
                 self._tell_restored(rest)
+            elif word == "unmade" and len(numbers) == 1:
+                self._note_unmade(*numbers)
 
     def may_have(self, pid: int) -> bool:
         """Whether it can be a checkpoint. Cells can write at the desk too, and what is said there to be
@@ -248,6 +260,23 @@ class Supervisor:
         self._checkpoints.append(checkpoint)
         self._forget_beyond(CHECKPOINTS_KEPT)
 
+    def _note_unmade(self, label: int) -> None:
+        """The newest checkpoint is of an earlier state than the one there is now."""
+        if self._checkpoints and self._checkpoints[-1].unmade is None:
+            self._checkpoints[-1] = self._checkpoints[-1]._replace(unmade=label)
+
+    def _count_in_a_row(self) -> int:
+        """How many checkpoints there are, up to the newest, with no state missing between them."""
+        count = min(1, len(self._checkpoints))
+        for newer, older in pairwise(reversed(self._checkpoints)):
+            if older.unmade not in (None, newer.label):
+                break
+            count += 1
+        return count
+
+    def _newest_label(self) -> int:
+        return self._checkpoints[-1].label if self._checkpoints else 0
+
     def _tell_restored(self, words: str) -> None:
         """Pass on what a checkpoint says, with what can be seen from here only."""
         self._waking = ""
@@ -257,6 +286,7 @@ class Supervisor:
         said = counts.get("children", "0")
         children = max(self._processes_lost, int(said) if said.isdecimal() else 0)
         counts |= {"children": str(children), "files": str(self._files_changed)}
+        counts["unmade"] = str(int(self._is_older))
         self._say(" ".join(["restored", label, *(f"{k}={v}" for k, v in counts.items())]))
 
     def _forget_dead(self) -> None:
@@ -278,9 +308,11 @@ class Supervisor:
         self._read_desk()
         if to == "previous":
             self._forget_newest()
+            self._wanted = self._newest_label()
         else:
+            self._wanted = int(to)
             # A cell may end, and its state be kept, just before the wrapper has it killed.
-            while len(self._checkpoints) > 1 and self._checkpoints[-1].label > int(to):
+            while len(self._checkpoints) > 1 and self._newest_label() > self._wanted:
                 self._forget_newest()
         spared = {checkpoint.pid for checkpoint in self._checkpoints}
         others = all_pids(os.getpid()) - {self._kernel_pid}
@@ -295,6 +327,8 @@ class Supervisor:
             checkpoint = self._checkpoints.pop()
             self._files_changed = count_files_changed(checkpoint.made)
             self._processes_lost = sum(pid < checkpoint.pid for pid in self._ended)
+            unmade = checkpoint.unmade
+            self._is_older = unmade is not None and unmade <= self._wanted
             if wake(checkpoint, self._waking):
                 self._kernel_pid = checkpoint.pid
                 return
@@ -307,7 +341,18 @@ class Supervisor:
         """Kill processes started at ``ticks`` (since boot) or later; how many there were."""
         self._read_desk()
         spared = {self._kernel_pid, *(checkpoint.pid for checkpoint in self._checkpoints)}
-        return self._kill(lambda pid: pid not in spared and started(pid) >= ticks)
+        # A cell may begin in the same tick in which the one before it has started something: that is
+        # older than the checkpoint between the two, and not to be swept away with the second.
+        before = self._checkpoints[-2].pid if len(self._checkpoints) > 1 else 0
+
+        def is_doomed(pid: int) -> bool:
+            if pid in spared:
+                return False
+            at = started(pid)
+            # Much later, a low number means that all have been used and it begins again.
+            return at >= ticks and not (pid < before and at <= ticks + SAME_MOMENT_TICKS)
+
+        return self._kill(is_doomed)
 
     def _kill(self, is_doomed: Callable[[int], bool]) -> int:
         """Kill these processes; how many there were."""
@@ -342,7 +387,7 @@ class Supervisor:
 
 def wake(checkpoint: Checkpoint, prefix: str) -> bool:
     try:
-        os.write(checkpoint.wake, prefix.encode())
+        os.write(checkpoint.wake, f"{prefix} {checkpoint.native_threads}".encode())
     except BrokenPipeError:  # a cell has killed it
         return False
     finally:

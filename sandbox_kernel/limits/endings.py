@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sandbox_kernel.errors import (
     LIMIT_ERRORS,
@@ -10,13 +11,16 @@ from sandbox_kernel.errors import (
     CellLimitExceeded,
     SandboxError,
     SandboxLost,
+    what_became,
 )
 from sandbox_kernel.limits.ladder import Restored
 from sandbox_kernel.limits.watch import Excess, Watch
 from sandbox_kernel.outputs.receipt import Exceeded
 from sandbox_kernel.policy.model import LIMITS, Policy
 from sandbox_kernel.relay.settle import Ending
-from sandbox_kernel.words import Action, Outcome, State
+from sandbox_kernel.words import Action, Outcome, State, amount, count, duration
+
+NOT_KEPT: Final = "what earlier cells changed after the last checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +32,17 @@ class Fate:
     not_restored: tuple[str, ...] = ()
     # Whether it was the user who wanted it.
     insisted: bool = False
+    # Whether the state is an older one than that before the cell.
+    is_older: bool = False
 
     @classmethod
     def after(cls, restored: Restored | None, finished: int, how: str, *, insisted: bool) -> Fate:
         """``finished`` is the last cell whose effects were in the state."""
         if restored is None:
             return cls(how, "lost", insisted=insisted)
-        not_restored = restored.not_restored
-        if restored.label != finished:
-            not_restored = (*not_restored, "what cells that ended meanwhile changed")
-        return cls(how, "rolled_back", not_restored, insisted)
+        is_older = restored.is_older or restored.label != finished
+        not_restored = (*restored.not_restored, *((NOT_KEPT,) if is_older else ()))
+        return cls(how, "rolled_back", not_restored, insisted, is_older)
 
 
 def refused(excess: Excess, policy: Policy) -> CellLimitExceeded:
@@ -54,7 +59,7 @@ def refused(excess: Excess, policy: Policy) -> CellLimitExceeded:
 
 def kept(watch: Watch, policy: Policy) -> Ending:
     """It was interrupted, and nothing of it is left."""
-    return _over_limit(watch, policy, "interrupted", "kept", ())
+    return _over_limit(watch, policy, "interrupted", Fate("", "kept"))
 
 
 def ended(watch: Watch, policy: Policy, fate: Fate) -> Ending:
@@ -62,19 +67,18 @@ def ended(watch: Watch, policy: Policy, fate: Fate) -> Ending:
     state, not_restored = fate.state, fate.not_restored
     if watch.excess is not None:
         action: Action = "replaced" if state == "lost" else "rolled_back"
-        return _over_limit(watch, policy, action, state, not_restored)
+        return _over_limit(watch, policy, action, fate)
     error: SandboxError
     outcome: Outcome
     if fate.insisted:
-        error, outcome = CellInterrupted(state, not_restored), "interrupted"
+        error = CellInterrupted(state, not_restored, is_older=fate.is_older)
+        outcome = "interrupted"
     else:
         error, outcome = sandbox_lost(fate), "lost"
     return Ending(watch.usage(), state, error, outcome, not_restored=not_restored)
 
 
-def _over_limit(
-    watch: Watch, policy: Policy, action: Action, state: State, not_restored: tuple[str, ...]
-) -> Ending:
+def _over_limit(watch: Watch, policy: Policy, action: Action, fate: Fate) -> Ending:
     excess = watch.excess
     assert excess is not None
     error = LIMIT_ERRORS[excess.limit](
@@ -82,14 +86,54 @@ def _over_limit(
         allowed=excess.allowed,
         used=excess.used,
         action=action,
-        state=state,
-        not_restored=not_restored,
-        grace_seconds=watch.limits.grace_seconds if watch.graced else 0.0,
+        state=fate.state,
+        not_restored=fate.not_restored,
+        is_older=fate.is_older,
+        why=_why_killed(watch),
         policy=policy.name,
         own=excess.limit in LIMITS and watch.limits.tightens(policy.limits, excess.limit),
     )
     exceeded = Exceeded(excess.limit, excess.allowed, excess.used, action)
-    return Ending(watch.usage(), state, error, error.outcome, exceeded, not_restored)
+    return Ending(watch.usage(), fate.state, error, error.outcome, exceeded, fate.not_restored)
+
+
+def _why_killed(watch: Watch) -> str:
+    """What the cell did, if it was killed though it was interrupted."""
+    if watch.outlasted_grace:
+        return f"did not stop when interrupted ({duration(watch.limits.grace_seconds)} grace)"
+    if watch.threads_left:
+        threads = count(watch.threads_left, "thread")
+        return f"left {threads} running, which cannot be ended from outside"
+    return "stopped, but its process did not answer any more" if watch.fell_silent else ""
+
+
+def still_too_much(used: int, allowed: int, policy: Policy) -> str:
+    """What is said once when nothing is left that the wrapper could give up."""
+    return (
+        f"Between cells the sandbox has {amount('sandbox_memory', used)} of memory; policy "
+        f"`{policy.name}` allows {amount('sandbox_memory', allowed)}. What earlier cells had left "
+        "running was ended and the kernel went back to its last checkpoint, but that has not freed "
+        "enough: files in /tmp, /dev/shm and the home directory are memory, too. Delete files or "
+        "`del` variables; until then cells run, but are stopped if they take much more."
+    )
+
+
+def between_cells(fate: Fate) -> SandboxLost:
+    """What is said when the process or the sandbox has ended, and no cell with it."""
+    if fate.state == "lost":
+        return sandbox_lost(fate)
+    not_restored = ", ".join(fate.not_restored)
+    lacking = f" (not restored: {not_restored})" if not_restored else ""
+    to = (
+        "an older state"
+        if fate.is_older
+        else "the state after the last cell: all variables are kept"
+    )
+    return SandboxLost(
+        f"The kernel's process ended between two cells ({fate.how}). The kernel went back to "
+        f"{to}{lacking}.",
+        hint="Start again what earlier cells had left running, if it is needed.",
+    )
 
 
 def sandbox_lost(fate: Fate) -> SandboxLost:
@@ -101,8 +145,9 @@ def sandbox_lost(fate: Fate) -> SandboxLost:
         )
     not_restored = ", ".join(fate.not_restored)
     lacking = f" (not restored: {not_restored})" if not_restored else ""
+    to = "an older state" if fate.is_older else "the state before the cell"
     return SandboxLost(
-        f"The cell's process ended ({fate.how}). The kernel went back to the state before the cell: "
-        f"all variables of earlier cells are kept, what this cell changed is undone{lacking}.",
+        f"The cell's process ended ({fate.how}). The kernel went back to {to}: "
+        f"{what_became(fate.state, is_older=fate.is_older)}{lacking}.",
         hint="Mend the cell and run it again.",
     )

@@ -11,6 +11,7 @@ All cells share one sandbox, so what is done to one ends those of other subshell
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Final
 
 from sandbox_kernel.limits import endings
@@ -18,11 +19,12 @@ from sandbox_kernel.limits.budget import Spending
 from sandbox_kernel.limits.endings import Fate
 from sandbox_kernel.limits.ladder import Concluding, Ladder, Restored
 from sandbox_kernel.limits.own_memory import OWN_GROWTH_BYTES, OwnMemory
+from sandbox_kernel.limits.shortage import Shortage
 from sandbox_kernel.limits.watch import Excess, Watch
 from sandbox_kernel.policy.model import Limits, Policy
 from sandbox_kernel.relay.cells import RunningCell
 from sandbox_kernel.relay.loop import Loop, Timer
-from sandbox_kernel.relay.settle import Ending
+from sandbox_kernel.relay.settle import NOTHING_USED, Ending
 
 # Threads that cells have left can send without end, too.
 IDLE_TICK_SECONDS: Final = 0.5
@@ -32,6 +34,9 @@ REST_SECONDS: Final = 0.05
 LAST_LOOK_SECONDS: Final = 0.005
 # A second interrupt this long after the first one means it.
 INSIST_SECONDS: Final = 1.0
+# A subshell that was asked for so long before a cell may get its thread while that runs.
+SUBSHELL_SECONDS: Final = 1.0
+SUBSHELLS_REMEMBERED: Final = 64
 
 
 class Enforcer:
@@ -43,12 +48,13 @@ class Enforcer:
         self._ladder = ladder
         self._concluding = concluding
         self._watches: dict[str, Watch] = {}
-        # The last cell whose effects are in the state.
-        self._finished = 0
+        ladder.finished = 0
         self._spending = Spending(policy.budget)
         self._own_memory = OwnMemory()
+        self._shortage = Shortage(policy.limits.sandbox_memory_bytes, ladder.forget)
+        # When subshells were asked for, by the monotonic clock.
+        self._subshells: deque[float] = deque(maxlen=SUBSHELLS_REMEMBERED)
         self._insisted = False
-        self._forgot = False
         # Whether the sandbox was looked at since the last cell.
         self._rested = False
         self._rolling_back = False
@@ -72,14 +78,20 @@ class Enforcer:
         assert meter is not None
         if not self._watches:
             self._own_memory.begin()
-        self._watches[cell.request.msg_id] = Watch.begin(cell, limits, meter)
-        self._forgot = self._rested = False
+        watch = self._watches[cell.request.msg_id] = Watch.begin(cell, limits, meter)
+        watch.began_over = self._shortage.before_cell(watch.meter.baseline.memory_bytes)
+        self._shortage.renew()
+        self._rested = False
         self._schedule()
 
     def pause(self, cell: RunningCell) -> None:
         """The cell waits for the user: that time is not its own."""
         if watch := self._watches.get(cell.request.msg_id):
-            watch.clock.pause()
+            watch.clock.wait()
+
+    def expect_thread(self) -> None:
+        """A subshell is asked for: its thread is the kernel's own, whatever runs meanwhile."""
+        self._subshells.append(time.monotonic())
 
     def resume(self) -> None:
         for watch in self._watches.values():
@@ -129,33 +141,40 @@ class Enforcer:
         if time.monotonic() - watch.last_look_at > LAST_LOOK_SECONDS:
             watch.look()
         if watch.excess is None:
-            watch.excess = self._memory_excess(watch)
+            watch.excess = self._memory_excess(watch, ended=True)
             if watch.excess is not None:
                 # It was faster than any look at it, and has the memory still.
                 self._roll_back()
                 return
         if watch.excess is None:
             self._conclude(watch, Ending(watch.usage()))
-        elif watch.reading.kernel_threads_added > 0:
-            # Threads cannot be ended from outside, and may go on with what was stopped.
-            self._roll_back()
-        else:
+        elif not self._left_threads(watch, watch.reading.kernel_threads_added):
             watch.ending = True
             watch.clock.pause()
             ticks = watch.meter.baseline.ticks
             self._ladder.sweep(ticks, lambda threads: self._swept(watch, threads))
 
+    def cut_off(self, cell: RunningCell) -> Ending:
+        """How a cell ends whose kernel ends: with what it has used so far."""
+        watch = self._watches.get(cell.request.msg_id)
+        if watch is None:
+            return Ending(NOTHING_USED, "lost", outcome="lost")
+        if not watch.ending:
+            watch.look()
+        return Ending(watch.usage(), "lost", outcome="lost")
+
     # -- told by the lifecycle ---------------------------------------------------------------------
 
     def went_back(self, restored: Restored) -> None:
         """The state is that of an earlier cell, because the user wanted it so."""
-        self._finished = restored.label
+        self._ladder.finished = restored.label
 
     def died(self, how: str) -> None:
         """The kernel process has ended by itself: go back to the state before the cell."""
         self._how_it_died = how
         meter = self._ladder.meter()
         for watch in self._watches.values():
+            watch.fell_silent = watch.ending and not self._rolling_back
             allowed = watch.limits.sandbox_memory_bytes
             if meter is None or allowed is None or meter.oom_kills() <= watch.oom_kills:
                 continue
@@ -215,6 +234,7 @@ class Enforcer:
             if excess is not None:
                 self._exceed(watch, excess)
         elif watch.grace_is_over or watch.dangerous:
+            watch.outlasted_grace = watch.grace_is_over
             self._roll_back()
 
     def _look_at_idle(self) -> None:
@@ -227,9 +247,12 @@ class Enforcer:
         if allowed is None:
             return
         used = meter.memory_bytes(allowed)
-        if used > allowed and not self._forget():
-            self._how_it_died = "what earlier cells left running took too much memory"
-            self._roll_back()
+        match self._shortage.between_cells(used):
+            case "roll back":
+                self._how_it_died = "what earlier cells left running took too much memory"
+                self._roll_back()
+            case "tell":
+                self._concluding.notice(endings.still_too_much(used, allowed, self._policy))
 
     def _excess(self, watch: Watch) -> Excess | None:
         return (
@@ -239,17 +262,14 @@ class Enforcer:
             or self._spending.excess(watch.clock.seconds, watch.reading.cpu_seconds)
         )
 
-    def _memory_excess(self, watch: Watch) -> Excess | None:
+    def _memory_excess(self, watch: Watch, *, ended: bool = False) -> Excess | None:
         excess = watch.sandbox_memory_excess()
-        return excess if excess is not None and not self._forget() else watch.memory_excess()
-
-    def _forget(self) -> bool:
-        """Give the memory of the checkpoint for undo back; whether that was still to be had."""
-        if self._forgot:
-            return False
-        self._forgot = True
-        self._ladder.forget()
-        return True
+        if excess is not None and self._shortage.give_up_undo():
+            for each in self._watches.values():
+                each.relieve()
+            # One that has ended takes no more: whether that was enough is seen when there is time.
+            excess = None if ended else watch.sandbox_memory_excess()
+        return excess or watch.memory_excess()
 
     # -- the steps ---------------------------------------------------------------------------------
 
@@ -262,7 +282,6 @@ class Enforcer:
         if watch.dangerous or watch.cell.request.lane_id is not None:
             self._roll_back()
         else:
-            watch.graced = True
             self._ladder.interrupt()
 
     def _roll_back(self) -> None:
@@ -274,37 +293,43 @@ class Enforcer:
             watch.look()
             watch.clock.pause()
         # Not to a later state: a cell may have ended before it was killed, and is said to be undone.
-        self._ladder.roll_back(self._finished, self._restored)
+        self._ladder.roll_back(self._ladder.finished, self._restored)
 
     def _restored(self, restored: Restored | None) -> None:
         self._rolling_back = False
         how = self._how_it_died or "another cell, which ran beside it, had to be stopped"
-        fate = Fate.after(restored, self._finished, how, insisted=self._insisted)
+        fate = Fate.after(restored, self._ladder.finished, how, insisted=self._insisted)
         self._how_it_died, self._insisted = "", False
-        if restored is not None:
-            self._finished = restored.label
+        self._ladder.finished = 0 if restored is None else restored.label
         if not self._watches:
-            self._concluding.notice(str(endings.sandbox_lost(fate)))
+            self._concluding.notice(str(endings.between_cells(fate)))
         for watch in list(self._watches.values()):
             self._conclude(watch, endings.ended(watch, self._policy, fate))
 
     def _swept(self, watch: Watch, threads: int) -> None:
         if watch.cell.request.msg_id not in self._watches:
             return  # the sandbox was lost meanwhile
-        if threads and watch.meter.baseline.kernel is None:
-            # Under a second kernel threads cannot be seen from here: then what is said inside counts.
-            self._roll_back()
-        else:
+        # Under a second kernel threads cannot be seen from here: then what is said inside counts.
+        seen = watch.meter.baseline.kernel is not None
+        if seen or not self._left_threads(watch, threads):
             self._conclude(watch, endings.kept(watch, self._policy))
+
+    def _left_threads(self, watch: Watch, started: int) -> bool:
+        """Roll back if the cell has: they cannot be ended from outside, and may go on with what was
+        stopped."""
+        own = sum(asked > watch.began - SUBSHELL_SECONDS for asked in self._subshells)
+        watch.threads_left = max(0, started - own)
+        if watch.threads_left:
+            self._roll_back()
+        return watch.threads_left > 0
 
     def _conclude(self, watch: Watch, ending: Ending) -> None:
         del self._watches[watch.cell.request.msg_id]
         if not self._watches:
             self._own_memory.begin()
             self._schedule()
+        self._shortage.renew()
         if ending.state == "kept":
-            self._finished = max(self._finished, watch.cell.serial)
-        elif ending.state == "lost":
-            self._finished = 0
+            self._ladder.finished = max(self._ladder.finished, watch.cell.serial)
         self._spending.add(ending.usage)
         self._concluding.conclude(watch.cell, ending)

@@ -17,10 +17,15 @@ class Restored:
 
     label: int
     not_restored: tuple[str, ...]
+    # Whether more had been changed since, of which no checkpoint could be made.
+    is_older: bool = False
 
 
 class Ladder(Protocol):
     """What can be done to a sandbox, step by step."""
+
+    # The last cell whose effects are in the state: said by the enforcer, and needed for an undo.
+    finished: int
 
     def meter(self) -> Meter | None: ...
     def interrupt(self) -> None: ...

@@ -30,6 +30,7 @@ from sandbox_kernel.limits.proc import (
     read_stat,
     read_status,
     reset_highest,
+    thread_ids,
     ticks_now,
 )
 from sandbox_kernel.limits.reading import Baseline, Reading, Snapshot
@@ -113,7 +114,8 @@ class Meter:
         pid, kernel = self._find_kernel(snapshot)
         if kernel is not None and reset_highest(pid):
             kernel = kernel._replace(highest=kernel.resident)
-        return Baseline(ticks, self._read_cpu(), snapshot, pid, kernel)
+        threads = frozenset() if kernel is None else thread_ids(pid)
+        return Baseline(ticks, self._read_cpu(), snapshot, pid, kernel, threads)
 
     def read(self, baseline: Baseline, memory_limit: int | None = None) -> Reading:
         """What was used since ``baseline``; on ``memory_limit`` see ``memory_bytes``."""
@@ -123,7 +125,8 @@ class Meter:
         growth = peak = self._growth(baseline, now, processes, kernel)
         threads = 0
         if kernel is not None and baseline.kernel is not None:
-            threads = kernel.threads - baseline.kernel.threads
+            # Which ones, not how many: others may have ended meanwhile.
+            threads = len(thread_ids(pid) - baseline.kernel_threads)
             if pid == baseline.kernel_pid:
                 peak = max(growth, highest_growth(baseline.kernel, kernel))
         return Reading(

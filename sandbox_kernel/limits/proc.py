@@ -83,6 +83,14 @@ def read_stat(pid: int) -> Stat | None:
     return Stat(int(fields[1]), int(fields[6]), own, waited, int(fields[17]), int(fields[19]))
 
 
+def thread_ids(pid: int) -> frozenset[str]:
+    """Of a process; none if it has ended."""
+    try:
+        return frozenset(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return frozenset()
+
+
 def anon_bytes(pid: int) -> int:
     """Resident anonymous memory, by the cheapest of the files that have it."""
     try:

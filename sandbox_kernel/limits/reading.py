@@ -31,6 +31,7 @@ class Baseline:
     snapshot: Snapshot
     kernel_pid: int
     kernel: Status | None
+    kernel_threads: frozenset[str] = frozenset()
 
     @property
     def memory_bytes(self) -> int:
@@ -50,7 +51,7 @@ class Reading:
     ``growth_peak``           the most that is known of it, between readings too
     ``processes``             the kernel process and those added since the baseline
     ``tasks``                 processes and threads of the whole sandbox; 0: it has ended
-    ``kernel_threads_added``  threads of the kernel process, now less at the baseline
+    ``kernel_threads_added``  threads of the kernel process that were not there at the baseline
     ``complete``              false if there were too many processes to look at all of them: then
                               numbers are at least this, and growth may include copies
     """

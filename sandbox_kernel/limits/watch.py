@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from sandbox_kernel.limits.clock import Clock
 from sandbox_kernel.limits.meter import CellMeter, Meter, Reading
+from sandbox_kernel.limits.shortage import MARGIN_PART, RELIEF_SECONDS
 from sandbox_kernel.outputs.receipt import Usage
 from sandbox_kernel.policy.model import Limits
 from sandbox_kernel.relay.cells import RunningCell
@@ -22,29 +24,6 @@ SHORTEST_TICK_SECONDS: Final = 0.002
 NOTHING_READ: Final = Reading(0.0, 0, 0, 0, 1, 1, 0, complete=True)
 # Beyond this much over its limit, memory is taken away without grace: the host's own is at stake.
 MEMORY_WITHOUT_GRACE: Final = 1.5
-
-
-class Stopwatch:
-    """Seconds since it was made, but for pauses."""
-
-    def __init__(self) -> None:
-        self._elapsed = 0.0
-        self._since: float | None = time.monotonic()
-
-    def pause(self) -> None:
-        self._elapsed, self._since = self.seconds, None
-
-    def resume(self) -> None:
-        if self._since is None:
-            self._since = time.monotonic()
-
-    @property
-    def running(self) -> bool:
-        return self._since is not None
-
-    @property
-    def seconds(self) -> float:
-        return self._elapsed + (0.0 if self._since is None else time.monotonic() - self._since)
 
 
 class Excess(NamedTuple):
@@ -65,11 +44,19 @@ class Watch:
     reading: Reading
     source: str
     oom_kills: int  # before it
-    clock: Stopwatch = field(default_factory=Stopwatch)
+    began: float  # by the monotonic clock
+    clock: Clock = field(default_factory=Clock)
     excess: Excess | None = None
-    # Whether it was interrupted and given time.
-    graced: bool = False
     interrupted_at: float | None = None
+    # Why it was killed though it was interrupted: its grace was over, it has left threads, or its
+    # process has not answered any more. Else it was not given time.
+    outlasted_grace: bool = False
+    threads_left: int = 0
+    fell_silent: bool = False
+    # Whether the sandbox had too much memory before it, which it may free.
+    began_over: bool = False
+    # Until then memory that was given up for it may be on its way back.
+    relief_until: float = -math.inf
     # Being swept or rolled back: nothing more is decided about it.
     ending: bool = False
 
@@ -86,18 +73,20 @@ class Watch:
         cell_meter = CellMeter(meter, limits.sandbox_memory_bytes)
         total = cell_meter.baseline.snapshot.memory.total
         reading = replace(NOTHING_READ, memory_bytes=total)
-        return cls(cell, limits, cell_meter, reading, meter.source, meter.oom_kills())
+        began, oom_kills = time.monotonic(), meter.oom_kills()
+        return cls(cell, limits, cell_meter, reading, meter.source, oom_kills, began)
 
     def look(self) -> None:
         before, then, spent = self.reading, self.looked_at, time.thread_time()
         self.reading, self.looked_at = self.meter.sample(), time.monotonic()
+        self.clock.cpu_seconds = self.reading.cpu_seconds
         self.look_seconds = time.thread_time() - spent
         seconds = self.looked_at - then
         self.full_at = self.looked_at + min(
             _until_full(allowed, used, (used - used_before) / seconds)
             for allowed, used, used_before in (
                 (self.limits.memory_bytes, self.reading.growth_bytes, before.growth_bytes),
-                (self.limits.sandbox_memory_bytes, self.reading.memory_bytes, before.memory_bytes),
+                (self._sandbox_ceiling, self.reading.memory_bytes, before.memory_bytes),
             )
         )
 
@@ -129,8 +118,31 @@ class Watch:
         return Excess("processes", self.limits.processes, tasks)
 
     def sandbox_memory_excess(self) -> Excess | None:
-        used = self.reading.memory_bytes
-        return _beyond("sandbox_memory", self.limits.sandbox_memory_bytes, used)
+        allowed, used = self.limits.sandbox_memory_bytes, self.reading.memory_bytes
+        if allowed is None or (
+            # What it has found there is not its doing: what counts is what it adds.
+            self.began_over and self.reading.growth_bytes <= allowed // MARGIN_PART
+        ):
+            return None
+        if self._awaits_relief and used <= allowed + allowed // MARGIN_PART:
+            return None
+        return _beyond("sandbox_memory", allowed, used)
+
+    def relieve(self) -> None:
+        """Memory was given up for it, which takes a moment to come back."""
+        self.relief_until = time.monotonic() + RELIEF_SECONDS
+
+    @property
+    def _awaits_relief(self) -> bool:
+        return time.monotonic() < self.relief_until
+
+    @property
+    def _sandbox_ceiling(self) -> int | None:
+        """At how much memory of the sandbox something is decided."""
+        allowed = self.limits.sandbox_memory_bytes
+        if allowed is not None and (self.began_over or self._awaits_relief):
+            return allowed + allowed // MARGIN_PART
+        return allowed
 
     def memory_excess(self) -> Excess | None:
         return _beyond("memory", self.limits.memory_bytes, self.reading.growth_bytes)

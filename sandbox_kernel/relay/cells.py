@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from sandbox_kernel.errors import PolicyViolation
+from sandbox_kernel.outputs.receipt import METADATA_KEY
 from sandbox_kernel.policy.model import Limits
+from sandbox_kernel.policy.units import shown
 from sandbox_kernel.policy.verdict import Verdict
 from sandbox_kernel.relay.wire import Message
 
@@ -21,6 +24,10 @@ Channel = Literal["shell", "control"]
 
 # A running cell may await a widget's answer: in ipykernel comm messages overtake the queue for that.
 OVERTAKING: Final = frozenset({"comm_open", "comm_msg", "comm_close"})
+# What a client may say with a cell under `METADATA_KEY`; outputs have the id there, and are copied.
+ASKING_KEYS: Final = frozenset({"limits", "audit_id"})
+# By these a receipt is known.
+RECEIPT_KEYS: Final = frozenset({"schema", "audit_id"})
 # Cells of one "Run all" come within this time.
 BURST_SECONDS: Final = 0.1
 
@@ -100,9 +107,21 @@ class Request:
 
     @property
     def asked_limits(self) -> object:
-        """What the client wants this cell's limits to be; ``None`` if it says nothing."""
-        asked = self.message.metadata.get("sandbox")
-        return asked.get("limits") if isinstance(asked, dict) else asked
+        """What the client wants this cell's limits to be; ``None`` if it says nothing.
+
+        ``PolicyViolation`` if it says something that means nothing: a mistyped key must not run the
+        cell without its limits. JupyterLab sends a cell's metadata along: a receipt that was put there
+        asks for nothing.
+        """
+        asked = self.message.metadata.get(METADATA_KEY)
+        if not isinstance(asked, dict):
+            return asked
+        if asked.keys() >= RECEIPT_KEYS:
+            return None
+        if unknown := sorted(asked.keys() - ASKING_KEYS):
+            what = f"{shown(unknown[0])} in the metadata of this cell, under {METADATA_KEY!r}, means nothing."
+            raise PolicyViolation(what, hint='Send for example {"limits": {"wall": "5s"}}.')
+        return asked.get("limits")
 
     @property
     def lane_id(self) -> str | None:

@@ -55,9 +55,8 @@ class Judging:
         cell.audit_id = new_audit_id()
         cell.limits = limits = self._policy.limits
         self._answers.say_notice(request)
-        asked = request.asked_limits
         try:
-            if asked is not None:
+            if (asked := request.asked_limits) is not None:
                 cell.limits = limits.tighten(asked)
             self._enforcer.check_budget()
         except (PolicyViolation, CellLimitExceeded) as error:
@@ -94,7 +93,7 @@ class Judging:
         """Run or deny the cell; whether the answer is recorded, or need not be."""
         request = cell.request
         try:
-            cell.recorded = self._audit.approval(cell, answer) and cell.recorded
+            self._audit.approval(cell, answer)
         except AuditUnavailable as error:
             self._deny(cell, error)
             return False

@@ -36,6 +36,8 @@ SWEEP_SECONDS: Final = 1.0
 UNDO_SECONDS: Final = 8.0
 CONSOLE_BYTES: Final = 16 * 1024
 CHECKPOINTS_KEPT: Final = 2
+# Among what a checkpoint lacks: that more had been changed since it was made.
+UNMADE: Final = "unmade=1"
 
 
 class Starter(Protocol):
@@ -77,6 +79,8 @@ class Lifecycle:
         self._limits = limits
         self._serving = serving
         self._inner: InnerKernel | None = None
+        # The last cell whose effects are in the state, by the enforcer's word.
+        self.finished = 0
 
     @property
     def facts(self) -> SandboxFacts | None:
@@ -354,13 +358,14 @@ class Lifecycle:
             return
         for words in lines:
             match words:
-                case ["checkpoints", number] if number.isdecimal() and inner.counted is not None:
+                case ["checkpoints", number, label] if number.isdecimal() and inner.counted:
                     counted, inner.counted = inner.counted, None
-                    counted(int(number))
+                    # Those of earlier cells do not count: an undo would take back more than the last.
+                    counted(int(number) if label == str(self.finished) else 0)
                 case ["clock", ticks] if ticks.isdecimal():
                     inner.set_clock(int(ticks))
                 case ["restored", label, *lost] if label.isdecimal() and inner.rolled_back:
-                    inner.restored = Restored(int(label), in_words(lost))
+                    inner.restored = Restored(int(label), in_words(lost), UNMADE in lost)
                     self._serve_if_ready(inner)
                 case ["swept", _, threads] if threads.isdecimal():
                     swept, inner.swept = inner.swept, None
@@ -384,10 +389,15 @@ class Lifecycle:
             inner.started.lifeline.close()
         elif inner.rolled_back is not None and inner.restored is None:
             pass  # it ended before it could be killed; who takes its place is on the way
-        elif status == 0 or inner.rolled_back is not None:
+        elif inner.rolled_back is not None or (status == 0 and not self._was_running()):
             self._lose(inner, how)  # `exit()` means it
         else:
             self._serving.died(how)
+
+    def _was_running(self) -> bool:
+        """Whether a kernel process that has ended had a cell to answer: `exit()` answers first."""
+        self._serving.suspend()  # which reads its last words
+        return self._serving.watching()
 
     def _read_console(self, inner: InnerKernel) -> None:
         descriptor = inner.started.sandbox.console_descriptor

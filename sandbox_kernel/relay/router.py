@@ -96,6 +96,8 @@ class Router:
         self._enforcer = enforcer
         self._host = host
         self._failure: SandboxError | None = None
+        # Of cells that have failed here, and about which nothing was said yet.
+        self._endings: dict[str, Ending] = {}
         self._reader = Reader(author.session)
         self._inner = InnerSide(self._reader.drop)
         self._cells = Cells()
@@ -192,6 +194,7 @@ class Router:
         """
         wait = cell.request.received + BURST_SECONDS - time.monotonic()
         if cell.request.stop_on_error and wait > 0:
+            self._endings[cell.request.msg_id] = ending
             self._loop.call_later(wait, lambda: self.conclude(cell, ending))
         else:
             self.conclude(cell, ending)
@@ -203,6 +206,7 @@ class Router:
             if ending.error is not None:
                 self._settler.settle(cell, ending)
             return
+        self._endings.pop(cell.request.msg_id, None)
         failed = ending.error is not None or (cell.reply is not None and cell.reply.outline.failed)
         if failed:
             self._abort_behind(cell)
@@ -210,6 +214,13 @@ class Router:
         self._settler.settle(cell, ending)
         self._kernel_info.answer_behind(cell)
         self._finish(cell)
+
+    def record_cut_off(self) -> None:
+        """The kernel ends: the log is to say so of each cell that has not come to its end."""
+        for cell in self._cells.in_flight:
+            if cell.audit_id:
+                ending = self._endings.get(cell.request.msg_id) or self._enforcer.cut_off(cell)
+                self._settler.record_cut_off(cell, ending)
 
     def _abort_behind(self, cell: RunningCell) -> None:
         """Called before the frontend learns of the error: what it sends after that may run."""
@@ -296,8 +307,8 @@ class Router:
         The second client of a kernel manager numbers its messages like the first, whose cell may run.
         """
         running = self._cells.running(request.msg_id)
-        if running is None:
-            return False
+        if running is None or request.msg_type == "shutdown_request":
+            return False  # what ends the kernel ends the cell, whatever its number
         return not request.is_cell or request.lane_id != running.request.lane_id
 
     def _overhear(self, request: Request) -> None:
@@ -306,6 +317,8 @@ class Router:
             self._enforcer.insist()
         elif request.msg_type == "debug_request":
             self._debugging.overhear_request(request)
+        elif request.msg_type == "create_subshell_request":
+            self._enforcer.expect_thread()
 
     def _admit_without_sandbox(self, request: Request, error: SandboxError) -> None:
         if request.is_cell:

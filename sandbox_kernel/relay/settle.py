@@ -101,6 +101,11 @@ class Settler:
         self._audit.outcome(cell, ending.outcome or outcome_of(cell), receipt)
         self._call_later(RECORD_SECONDS, self._record)
 
+    def record_cut_off(self, cell: RunningCell, ending: Ending) -> None:
+        """Record how a cell ended whose kernel ends: there is nobody left to tell."""
+        word = ending.outcome or outcome_of(cell)
+        self._audit.outcome(cell, word, self._receipt(cell, ending), with_kernel=True)
+
     def abort(self, request: Request, audit_id: str) -> None:
         """Answer a cell that does not run because one before it failed."""
         cell = RunningCell(request, audit_id=audit_id, recorded=True, limits=self._policy.limits)

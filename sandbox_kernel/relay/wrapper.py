@@ -87,6 +87,7 @@ class Wrapper:
                 self._lifecycle.watch(first)
             self._loop.run()
         finally:
+            self._router.record_cut_off()
             self._audit.ended(self._end)
             self._lifecycle.close()
             self._frontend.close()

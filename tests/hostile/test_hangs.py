@@ -17,8 +17,8 @@ WALL, GRACE = 0.3, 0.2
 LIMITS = {"wall": f"{WALL}s", "grace": f"{GRACE}s"}
 # The requirement: a cell that hangs is answered, and the next one can run, this long after its grace.
 ALLOWANCE = 1.0
-# On a machine that other tests keep busy, one in twenty may take so much longer.
-BUSY_MACHINE = {"process": 0.5, "container": 2.5, "gvisor": 2.5}
+# The processors of a busy machine are shared out by group: a container is one, as all tests are.
+BUSY_MACHINE = {"process": 0.0, "container": 2.5, "gvisor": 2.5}
 REPETITIONS = 20
 CONTROL_SECONDS = 1.0
 CONTROL_LIMITS = {"wall": f"{CONTROL_SECONDS}s", "grace": f"{GRACE}s"}
@@ -142,9 +142,6 @@ def test_a_cell_that_hangs_is_stopped_in_time_and_nothing_is_lost(
         states.append(receipt["state"])
 
     assert kernel.wrapper_pid == wrapper
-    # The processors of a busy machine are shared out by group: a container is one, as all tests are.
-    if level == "process":
-        assert sum(seconds > GRACE + ALLOWANCE for seconds in times) <= 1, sorted(times)
     kept = states.count("kept")
     print(
         f"{how}: answered {statistics.median(times):.3f} s after the limit (median), "

@@ -725,7 +725,7 @@ victim = int(shell.stdout.readline())
 desk = socket.socket(fileno=os.dup(3))
 for label in range(1000, 1005):
     read_end, write_end = os.pipe()
-    socket.send_fds(desk, [b'checkpoint %d %d 0' % (label, victim)], [write_end])
+    socket.send_fds(desk, [b'checkpoint %d %d 0 0' % (label, victim)], [write_end])
     os.close(read_end), os.close(write_end)
 """
 
@@ -776,6 +776,17 @@ def test_memory_that_is_shared_with_processes_is_said_not_to_be_restored(kernel:
     assert killed.receipt["not_restored"] == ["1 shared memory block"]
 
 
+def expect_older(killed: Outcome) -> None:
+    """It is said that more than the cell is undone, and nothing else."""
+    assert killed.receipt["state"] == "rolled_back"
+    assert killed.receipt["not_restored"] == [
+        "what earlier cells changed after the last checkpoint"
+    ]
+    assert "an older state: what was changed after the last checkpoint" in killed.evalue
+    assert "by this cell and before it, is undone" in killed.evalue
+    assert "earlier cells are kept" not in killed.evalue
+
+
 @pytest.mark.every_level(fresh=True)
 def test_if_only_an_older_checkpoint_could_take_over_that_is_said(kernel: Kernel) -> None:
     run(kernel, "x = 1")
@@ -790,7 +801,7 @@ def test_if_only_an_older_checkpoint_could_take_over_that_is_said(kernel: Kernel
         f"{KILL}"
     )
     assert run(kernel, "x").result == "1"
-    assert killed.receipt["not_restored"] == ["what cells that ended meanwhile changed"]
+    expect_older(killed)
     # The next one is whole again.
     assert roll_back(kernel).receipt.get("not_restored") is None
 
@@ -816,6 +827,131 @@ def test_a_lost_openmp_pool_is_said_and_does_not_hang_the_next_cell(kernel: Kern
     assert kernel.value("parallel()") == [0, 1]
     assert roll_back(kernel, "parallel()").receipt["not_restored"] == ["1 OpenMP thread pool"]
     assert kernel.value("parallel()") == [0]
+
+
+def test_threads_that_a_library_has_lost_are_said(kernel: Kernel) -> None:
+    run(
+        kernel,
+        "import ctypes, numpy as np; np.ones((500, 500)) @ np.ones((500, 500))\n"
+        "libc, thread = ctypes.CDLL(None), ctypes.c_ulong()\n"
+        "pause = ctypes.cast(libc.pause, ctypes.c_void_p)\n"
+        "libc.pthread_create(ctypes.byref(thread), None, pause, None)",
+    )
+    assert roll_back(kernel).receipt["not_restored"] == ["1 thread"]
+    # They are gone: it is not said twice.
+    assert roll_back(kernel).receipt.get("not_restored") is None
+
+
+# -- when none can be made -------------------------------------------------------------------------
+
+# For good: a soft limit is lifted for the kernel's own.
+NO_DESCRIPTORS = """
+import os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+files, x = [], 2
+try:
+    while True: files.append(open('/dev/null'))
+except OSError as error:
+    why = error.strerror
+"""
+UNMADE = "No checkpoint could be made before this cell (Too many open files)"
+
+
+@pytest.mark.every_level(fresh=True)
+def test_a_cell_that_opens_files_without_end_keeps_all_it_did(kernel: Kernel) -> None:
+    run(
+        kernel,
+        "import os, resource; files, pid = [], os.getpid()\n"
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (min(1500, most - 100), most))",
+    )
+    failed = kernel.run("while True: files.append(open('/dev/null'))")
+    assert failed.receipt["state"] == "kept"
+    time.sleep(0.1)
+    assert run(kernel, "len(files) > 900, pid == os.getpid()").result == "(True, True)"
+    # A checkpoint has room where the soft limit leaves cells none.
+    assert roll_back(kernel, "files.clear()").receipt.get("not_restored") is None
+    assert run(kernel, "len(files) > 900").result == "True"
+
+
+@pytest.mark.every_level(fresh=True)
+def test_without_descriptors_for_a_checkpoint_cells_run_and_say_that_there_is_none(
+    kernel: Kernel,
+) -> None:
+    run(kernel, "x = 1")
+    run(kernel, NO_DESCRIPTORS)
+    time.sleep(0.1)
+    unkept = run(kernel, "y = 3; print(why); x")
+    assert unkept.text("stderr").startswith(UNMADE)
+    assert (unkept.text(), unkept.result) == ("Too many open files\n", "2")
+    assert run(kernel, "len(files)", silent=True).text("stderr") == ""
+    assert kernel.run_within({"text": 0}, "y").status == "ok"
+    # As soon as there is room again, all is as ever.
+    run(kernel, "for file in files: file.close()")
+    assert run(kernel, "z = 4").text("stderr") == ""
+    roll_back(kernel, "x = y = 0")
+    assert run(kernel, "x, y, z").result == "(2, 3, 4)"
+
+
+@pytest.mark.every_level(fresh=True)
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_cell_that_had_no_checkpoint_is_told_truly_what_became_of_the_variables(
+    kernel: Kernel, how: str
+) -> None:
+    run(kernel, "x = 1")
+    run(kernel, NO_DESCRIPTORS)
+    run(kernel, "x = 3")
+    killed = kernel.run(KILL) if how == "killed" else kernel.run_within(BRIEF, SPIN)
+    expect_older(killed)
+    assert run(kernel, "x").result == "1"
+    assert roll_back(kernel).receipt.get("not_restored") is None
+
+
+@pytest.mark.every_level(fresh=True)
+def test_a_callback_that_is_in_no_checkpoint_is_said_to_be_lost(kernel: Kernel) -> None:
+    """Its checkpoint would have been another one of the same cell."""
+    run(
+        kernel,
+        "heard = []\n"
+        "def hear(comm, _):\n"
+        f"    exec({NO_DESCRIPTORS!r}, globals()); heard.append(1)\n"
+        "get_ipython().kernel.comm_manager.register_target('hungry', hear)",
+    )
+    content = {"comm_id": "c", "target_name": "hungry", "data": {}}
+    kernel.client.shell_channel.send(kernel.client.session.msg("comm_open", content))
+    assert kernel.value("heard") == [1]
+    expect_older(kernel.run(KILL))
+    assert kernel.value("heard") == []
+
+
+@pytest.mark.every_level(fresh=True)
+def test_a_cell_that_closes_what_is_not_its_own_is_told_truly_what_became_of_the_variables(
+    kernel: Kernel,
+) -> None:
+    run(kernel, "x = 1")
+    # The desk, at which checkpoints are told of.
+    run(kernel, "import os; x = 2; os.close(3)")
+    assert "No checkpoint could be made" in run(kernel, "x").text("stderr")
+    expect_older(kernel.run(KILL))
+    assert run(kernel, "x").result == "1"
+
+
+def test_a_thread_that_opens_and_closes_does_not_end_the_kernel(kernel: Kernel) -> None:
+    run(
+        kernel,
+        "import os, socket, threading\n"
+        "pid, busy = os.getpid(), True\n"
+        "def churn():\n"
+        "    while busy:\n"
+        "        ends = [os.pipe() for _ in range(20)]\n"
+        "        servers = [socket.socket() for _ in range(20)]\n"
+        "        for pair in ends: os.close(pair[0]), os.close(pair[1])\n"
+        "        for server in servers: server.close()\n"
+        "thread = threading.Thread(target=churn); thread.start()",
+    )
+    for number in range(20):
+        assert run(kernel, f"{number}, pid == os.getpid()").result == f"({number}, True)"
+    run(kernel, "busy = False; thread.join()")
 
 
 # -- children --------------------------------------------------------------------------------------

@@ -65,12 +65,18 @@ def mounts_about(*paths: Path) -> list[str]:
     "how",
     [
         "import os; os._exit(3)",
+        "import os; os._exit(0)",
+        "import ctypes; ctypes.CDLL(None).exit(0)",
+        "import os; os.execv('/bin/true', ['true'])",
         "import os; os.kill(os.getpid(), 9)",
         "import ctypes; ctypes.string_at(0)",
         "import os; os.abort()",
         "import os; os.kill(os.getpid(), 40)",
     ],
-    ids=["exits", "kills_itself", "segfaults", "aborts", "gets_a_real_time_signal"],
+    ids=[
+        *("exits", "exits_without_an_error", "exits_past_python", "becomes_another_program"),
+        *("kills_itself", "segfaults", "aborts", "gets_a_real_time_signal"),
+    ],
 )
 @pytest.mark.every_level
 def test_a_cell_that_ends_its_kernel_gets_an_error_and_the_variables_stay(

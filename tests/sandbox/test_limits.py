@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.kernel import TIMEOUT, Kernel, Outcome, at, running_kernel
+from sandbox_kernel.limits.endings import NOT_KEPT
+from tests.kernel import TIMEOUT, Kernel, Outcome, at, eventually, running_kernel
 from tests.lender import Lender
 
 pytestmark = pytest.mark.every_level
@@ -160,6 +161,58 @@ def test_threads_that_a_stopped_cell_has_started_do_not_go_on(kernel: Kernel) ->
     assert kernel.kernel_process.threads <= threads
 
 
+def test_threads_of_a_stopped_cell_do_not_go_on_because_others_have_ended(kernel: Kernel) -> None:
+    """It counts which ones were started, not how many more there are."""
+    assert kernel.run("import threading, time").status == "ok"
+    assert kernel.run("threading.Timer(0.5, bool).start()").status == "ok"
+    code = (
+        "def spin():\n    while True: time.sleep(0.01)\n"
+        "threading.Thread(target=spin, daemon=True).start()\n"
+    )
+    outcome = kernel.run_within({"wall": "1s"}, code + SLEEP)
+    assert outcome.receipt["state"] == "rolled_back"
+    assert "It left 1 thread running, which cannot be ended from outside" in outcome.evalue
+    assert kernel.run("threading.active_count() - len(threading.enumerate())").result == "0"
+
+
+def test_a_thread_of_the_kernels_own_does_not_cost_a_stopped_cell_its_results(
+    kernel: Kernel,
+) -> None:
+    """A subshell that a frontend opens while a cell runs; large outputs, which pyzmq has threads for."""
+    assert kernel.run("keep = 42\nimport time").status == "ok"
+    threads = kernel.kernel_process.threads
+    show = "display({'text/plain': 'x' * 300_000}, raw=True)\n"
+    cell = begin(kernel, {"wall": "1s"}, show + SLEEP)
+    while kernel.client.get_iopub_msg(timeout=TIMEOUT)["msg_type"] != "display_data":
+        pass
+    subshell_id = subshell(kernel)
+    outcome = kernel.outcome_of(cell)
+    expect_told(outcome, "CellTimeout", "wall", "timeout")
+    assert outcome.receipt["state"] == "kept", outcome.evalue
+    expect_state(kernel, outcome)
+    assert kernel.kernel_process.threads == threads + 1
+    client = kernel.client
+    client.control_channel.send(
+        client.session.msg("delete_subshell_request", {"subshell_id": subshell_id})
+    )
+    client.get_control_msg(timeout=TIMEOUT)
+
+
+def test_what_an_earlier_cell_left_running_is_not_swept_away_with_the_next(kernel: Kernel) -> None:
+    """The kernel dates processes in hundredths of a second: two cells of a "Run all" can share one."""
+    assert kernel.run("import subprocess, time\nservers = []").status == "ok"
+    start = "servers.append(subprocess.Popen(['sleep', '600'], start_new_session=True))"
+    for number in range(12):
+        kernel.client.execute(start)
+        own = start.replace("servers.append", "child = ")
+        stopped = kernel.run_within({"wall": "400ms"}, f"{own}\ntime.sleep(60)")
+        assert stopped.receipt["outcome"] == "timeout"
+        assert stopped.receipt["state"] == "kept", stopped.evalue
+        states = kernel.value("([server.poll() for server in servers], child.wait())")
+        assert states == ([None] * (number + 1), -9), number
+    assert kernel.run("for server in servers: server.kill(); server.wait()").status == "ok"
+
+
 @in_either_way(gvisor="gVisor does not hold RLIMIT_DATA: the wrapper stops the cell")
 def test_memory_beyond_the_limit_is_refused_to_python_first(limited: Any) -> None:
     """Nothing is stopped and nothing is lost: the cell can catch it."""
@@ -188,6 +241,49 @@ def test_cells_within_their_limits_are_not_stopped_for_those_before(limited: Any
                 "end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
             )
             assert outcome.status == "ok", outcome.evalue
+
+
+def test_the_checkpoint_for_undo_is_given_up_before_a_cell_is_stopped(tmp_path: Path) -> None:
+    """Once the wrapper has had the supervisor forget it, its memory takes a moment to come back."""
+    with running_kernel(cwd=tmp_path, policy=as_yaml({"sandbox_memory": "600MiB"})) as kernel:
+        assert kernel.run("import time\nbig = bytearray(b'x') * (180 << 20)").status == "ok"
+        # Now the checkpoint before this cell has another 180 MiB.
+        assert kernel.run("big[::4096] = bytes(len(big) // 4096)").status == "ok"
+        grow = (
+            "more = []\nfor n in range(48): more.append(b'x' * (5 << 20)); time.sleep(0.05)\n"
+            "len(more)"
+        )
+        outcome = kernel.run(grow)
+        assert outcome.status == "ok", outcome.evalue
+        assert outcome.result == "48"
+
+
+def test_a_sandbox_that_files_make_too_large_is_not_rolled_back_for_ever(tmp_path: Path) -> None:
+    """Files survive a rollback: the user is told, keeps everything and can delete them."""
+    with running_kernel(cwd=tmp_path, policy=as_yaml({"sandbox_memory": "500MiB"})) as kernel:
+        assert kernel.run("keep = bytearray(b'x') * (190 << 20)\nimport subprocess").status == "ok"
+        victim = kernel.kernel_pid
+        child = "sleep 0.3; head -c 300M /dev/zero > /tmp/large; sleep 600"
+        assert kernel.run(f"child = subprocess.Popen(['sh', '-c', {child!r}])").status == "ok"
+
+        def rolled_back() -> bool:
+            return [each.threads > 1 and each.pid != victim for each in kernel._awake()] == [True]
+
+        eventually(rolled_back, what="another kernel process, and none beside it")
+        after = kernel.kernel_pid
+        time.sleep(2.5)
+        assert kernel.kernel_pid == after
+        outcome = kernel.run(
+            "import os\nprint(len(keep) >> 20, os.path.getsize('/tmp/large') >> 20)"
+        )
+        assert outcome.text() == "190 300\n", outcome.evalue
+        said = outcome.text("stderr")
+        assert "allows 500 MiB" in said
+        assert "files in /tmp" in said
+        assert kernel.run("!rm /tmp/large").status == "ok"
+        again = kernel.run("more = b'x' * (100 << 20); len(keep) >> 20")
+        assert again.result == "190"
+        assert again.text("stderr") == ""
 
 
 # -- processes and files: refused inside, nothing is stopped ---------------------------------------
@@ -313,6 +409,31 @@ def test_a_cell_that_shows_too_much_is_stopped_and_told(
         assert run("x = 1").status == "ok"
 
 
+CHATTY = """
+import threading
+go = threading.Event()
+def talk():
+    go.wait(); print('from a thread', flush=True)
+threading.Thread(target=talk).start()
+def hear(*_):
+    print('from a callback', flush=True); go.set()
+get_ipython().kernel.comm_manager.register_target('chatty', hear)
+"""
+
+
+def test_what_is_shown_after_a_cell_that_showed_too_much_is_not_lost(kernel: Kernel) -> None:
+    client = kernel.client
+    assert kernel.run(CHATTY).status == "ok"
+    stopped = kernel.run_within({"text": "1KiB"}, "while True: print('x' * 99)")
+    assert stopped.receipt["state"] == "kept"
+    content = {"comm_id": "c", "target_name": "chatty", "data": {}}
+    client.shell_channel.send(client.session.msg("comm_open", content))
+    heard = ""
+    while heard != "from a callback\nfrom a thread\n":
+        message = client.get_iopub_msg(timeout=TIMEOUT)
+        heard += message["content"]["text"] if message["msg_type"] == "stream" else ""
+
+
 # -- a budget for the whole notebook ---------------------------------------------------------------
 
 
@@ -427,6 +548,26 @@ def test_cpu_time_is_counted_while_the_cell_waits_for_input(kernel: Kernel) -> N
     expect_told(outcome, "CellCpuExceeded", "cpu", "cpu")
     assert kernel.cell_pids() == set()
     assert kernel.run("6 * 7").result == "42"
+
+
+def test_a_cell_cannot_stop_its_own_clock_with_a_question_that_it_does_not_wait_for(
+    kernel: Kernel,
+) -> None:
+    code = (
+        "import threading\nkernel = get_ipython().kernel\nparent = kernel.get_parent()\n"
+        "ident = kernel._parent_ident['shell']\n"
+        "def ask():\n"
+        "    question = {'prompt': 'name? ', 'password': False}\n"
+        "    kernel.session.send(kernel.stdin_socket, 'input_request', question, parent, ident)\n"
+        "asking = threading.Thread(target=ask)\nasking.start()\nasking.join()\n"
+        f"{BURN}"
+    )
+    began = time.monotonic()
+    cell = begin(kernel, {"wall": "1s", "grace": "500ms"}, code)
+    assert kernel.client.get_stdin_msg(timeout=TIMEOUT)["content"]["prompt"] == "name? "
+    outcome = kernel.outcome_of(cell)
+    expect_told(outcome, "CellTimeout", "wall", "timeout")
+    assert time.monotonic() - began < 10
 
 
 class Debugger:
@@ -667,7 +808,7 @@ def test_a_cell_that_ended_beside_a_subshell_that_times_out_is_not_undone_in_sil
     ended, stopped = time_out_beside(kernel, "mine = 1")
     assert ended.receipt["state"] == "kept"
     if kernel.run("'mine' in globals()").result == "False":
-        assert "ended meanwhile" in stopped.evalue
+        assert NOT_KEPT in stopped.evalue
 
 
 # -- a policy that cannot be used ------------------------------------------------------------------

@@ -213,6 +213,33 @@ def test_without_the_checkpoint_of_the_last_cell_nothing_is_changed(kernel: Kern
     assert run(kernel, "x").result == "3"
 
 
+NO_DESCRIPTORS = """
+import os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+files, x = [], 2
+try:
+    while True: files.append(open('/dev/null'))
+except OSError: pass
+"""
+
+
+@pytest.mark.every_level(fresh=True)
+def test_no_more_than_one_cell_is_undone_where_a_checkpoint_could_not_be_made(
+    kernel: Kernel,
+) -> None:
+    run(kernel, "x = 0")
+    run(kernel, "x = 1")
+    run(kernel, NO_DESCRIPTORS)
+    refused(kernel)
+    # There is a checkpoint of this one again, but none of the state before it.
+    run(kernel, "for file in files: file.close()\nx = 3")
+    refused(kernel)
+    assert run(kernel, "x").result == "3"
+    run(kernel, "x = 4")
+    undo(kernel)
+    assert run(kernel, "x").result == "3"
+
+
 @pytest.mark.every_level
 def test_a_second_undo_that_comes_with_the_first_is_refused(kernel: Kernel) -> None:
     run(kernel, "x = 1")

@@ -20,7 +20,6 @@ def exceeded(limit: Limit = "wall", **changes: Any) -> CellLimitExceeded:
         "used": 5.1,
         "action": "interrupted",
         "state": "kept",
-        "grace_seconds": 2,
         "policy": "default",
     }
     return LIMIT_ERRORS[limit](limit, **facts | changes)
@@ -37,6 +36,7 @@ def test_a_cell_rolled_back_is_told_what_is_kept_what_is_undone_and_what_is_not(
     error = exceeded(
         action="rolled_back",
         state="rolled_back",
+        why="did not stop when interrupted (2 s grace)",
         not_restored=("2 threads", "files the cell wrote"),
     )
     assert error.what == (
@@ -48,14 +48,17 @@ def test_a_cell_rolled_back_is_told_what_is_kept_what_is_undone_and_what_is_not(
 
 
 def test_a_cell_that_cost_the_sandbox_is_told_that_the_variables_are_gone() -> None:
-    error = exceeded(action="replaced", state="lost")
-    assert "so it was killed with its sandbox and a new sandbox started" in error.what
+    error = exceeded(action="replaced", state="lost", why="left 1 thread running")
+    assert (
+        "It left 1 thread running, so it was killed with its sandbox and a new sandbox started"
+        in error.what
+    )
     assert error.what.endswith("the variables of this notebook are gone.")
     assert error.hint.startswith("Run the earlier cells again.")
 
 
 def test_a_cell_killed_at_once_is_not_said_to_have_ignored_an_interrupt() -> None:
-    facts = {"allowed": 512 << 20, "used": 600 << 20, "state": "rolled_back", "grace_seconds": 0}
+    facts = {"allowed": 512 << 20, "used": 600 << 20, "state": "rolled_back"}
     error = exceeded("memory", action="rolled_back", **facts)
     assert isinstance(error, CellMemoryExceeded)
     assert error.what.startswith(

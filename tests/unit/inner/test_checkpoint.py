@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -171,6 +172,28 @@ def test_sockets_without_connection_are_made_again_as_they_were() -> None:
             again(fresh).connect(listening.getsockname())
 
 
+def test_what_a_thread_has_closed_since_it_was_listed_is_passed_over(pipe: tuple[int, int]) -> None:
+    read_end, write_end = pipe
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listed = open_descriptors()
+        number = server.fileno()
+    os.close(read_end)
+    os.close(write_end)
+    assert not {number, read_end, write_end} & set(far_ends(listed, set()))
+
+
+@pytest.mark.parametrize("call", ["getsockopt", "getsockname"])
+def test_a_socket_that_is_closed_while_it_is_looked_at_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def closed(*_: object) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(socket.socket, call, closed, raising=False)
+        assert InternetSocket.of(server.fileno()) is None
+
+
 def test_unix_sockets_are_left_alone() -> None:
     near, far = socket.socketpair()
     with near, far:
@@ -326,20 +349,130 @@ print(os.waitpid(int(word[2]), 0)[1])
     )
 
 
-def test_without_room_for_a_fork_nothing_is_left_open() -> None:
-    assert (
-        run(
-            PROCESS
-            + """
+FAILING = """
+import errno, resource
 before = checkpoint.open_descriptors()
-def refuse():
-    raise BlockingIOError
-checkpoint.plain_fork = refuse
-print(take(), checkpoint.open_descriptors() == before)
+def fail():
+    try:
+        print(take(5))
+    except checkpoint.NotMade as error:
+        print(error)
 """
-        )
-        == "None True\n"
+REFUSED_FORK = """
+def refuse():
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+checkpoint.plain_fork = refuse
+fail()
+"""
+# With no descriptor left, with one for a list of them, and with enough for one pipe but not for two.
+FEW_DESCRIPTORS = """
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+highest = max(descriptor.number for descriptor in before)
+holes = highest + 1 - len(before)
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + {left} - holes, most))
+fail()
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        (REFUSED_FORK, "Resource temporarily unavailable"),
+        *((FEW_DESCRIPTORS.format(left=left), "Too many open files") for left in (0, 1, 2, 3)),
+    ],
+    ids=["fork", "no_descriptor", "one", "two", "three"],
+)
+def test_a_checkpoint_for_which_there_is_no_room_is_told_and_leaves_nothing_open(
+    how: str, reason: str
+) -> None:
+    said = """
+print(checkpoint.open_descriptors() == before, desk.recv(99).decode())
+print(take(6), asleep()[0][:2])
+end_all()
+"""
+    again = "checkpoint.plain_fork = os.fork\n"
+    assert run(PROCESS + FAILING + how + again + said) == (
+        f"{reason}\nTrue unmade 5\nNone ['checkpoint', '6']\n"
     )
+
+
+def test_a_checkpoint_that_nobody_can_be_told_of_is_ended() -> None:
+    script = """
+os.dup2(os.open("/dev/null", os.O_RDONLY), 3)
+fail()
+os.waitid(os.P_PID, checkpoints._sleeping[0], os.WEXITED | os.WNOWAIT)
+print(len(checkpoint.open_descriptors() - before))
+"""
+    assert run(PROCESS + FAILING + script) == "Socket operation on non-socket\n2\n"
+
+
+def test_descriptors_with_large_numbers_are_no_obstacle() -> None:
+    """Those past 1024 are too large for ``select``."""
+    script = """
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+many = [os.dup(1) for _ in range(1100)]
+read_end, write_end = os.pipe()
+os.close(write_end)
+print(take(), asleep()[0][:2])
+end_all()
+"""
+    assert run(PROCESS + FAILING + script) == "None ['checkpoint', '1']\n"
+
+
+NATIVE_THREAD = """
+import ctypes
+libc = ctypes.CDLL(None)
+thread = ctypes.c_ulong()
+def start():
+    libc.pthread_create(ctypes.byref(thread), None, ctypes.cast(libc.pause, ctypes.c_void_p), None)
+"""
+TAKE_OVER = """
+if (awakening := take()) is None:
+    word, wake = asleep()
+    os.write(wake, f"prefix {word[4]}".encode())
+    os._exit(os.waitpid(int(word[2]), 0)[1])
+print(awakening.lost["threads"], awakening.lost["openmp"], flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "lost"),
+    [
+        ("", "0 0"),
+        ("start(); start()", "2 0"),
+        # OpenBLAS has a thread, ends it before a fork, and starts it again when it is needed.
+        ("import numpy as np; np.ones((500, 500)) @ np.ones((500, 500))", "0 0"),
+        ("import numpy as np; np.ones((500, 500)) @ np.ones((500, 500)); start()", "1 0"),
+        ("start(); checkpoint.threads_come_again = lambda: True", "0 0"),
+        ("start(); checkpoint.calm_openmp = lambda: 1", "0 1"),
+    ],
+    ids=["none", "some", "of_numpy", "beside_numpy", "that_come_again", "of_openmp"],
+)
+def test_threads_of_libraries_are_lost_but_for_those_that_come_again(
+    threads: str, lost: str
+) -> None:
+    # There is no zmq here.
+    start = "from sandbox_kernel.inner import renewal; renewal.ZMQ_THREADS = 0\n"
+    assert run(PROCESS + NATIVE_THREAD + start + threads + TAKE_OVER) == f"{lost}\n"
+
+
+def test_libraries_that_start_their_threads_again_are_known_by_what_is_mapped(
+    tmp_path: Path,
+) -> None:
+    library = tmp_path / "libarrow.so.2300"
+    library.write_bytes(bytes(4096))
+    script = f"""
+        import mmap
+        from sandbox_kernel.inner.renewal import threads_come_again
+        print(threads_come_again())
+        with open({str(library)!r}, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        print(threads_come_again())
+    """
+    assert run(script) == "False\nTrue\n"
 
 
 def test_waiting_never_tells_of_checkpoints() -> None:

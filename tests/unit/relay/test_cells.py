@@ -3,6 +3,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
+
+from sandbox_kernel.errors import PolicyViolation
 from sandbox_kernel.relay.cells import Cells, Request, RunningCell
 from sandbox_kernel.relay.wire import Message, Outline, encode_object
 
@@ -15,6 +18,13 @@ def request(msg_type: str = "execute_request", lane: str | None = None, **conten
     header = {"msg_id": str(next(_numbers)), "msg_type": msg_type, "subshell_id": lane}
     frames = (b"{}", b"{}", b"{}", encode_object(content))
     return Request("shell", Message((), header, {}, Outline(), frames))
+
+
+def asking(sandbox: object) -> object:
+    """The limits that a client's metadata asks for."""
+    frames = (b"{}", b"{}", encode_object({"sandbox": sandbox}), b"{}")
+    header = {"msg_id": "1", "msg_type": "execute_request"}
+    return Request("shell", Message((), header, {}, Outline(), frames)).asked_limits
 
 
 def finish(cells: Cells, request: Request) -> None:
@@ -146,3 +156,19 @@ def test_one_cell_runs_only_if_nothing_runs_beside_it() -> None:
     cells.end_callback(callback)
     cells.admit(request(lane="s"))
     assert not cells.one_runs
+
+
+def test_a_mistyped_key_is_refused_by_its_name_and_does_not_run_the_cell_without_limits() -> None:
+    for sandbox in ({"limit": {"wall": "5s"}}, {"limits": {"wall": "5s"}, "limit": {}}):
+        with pytest.raises(PolicyViolation, match="'limit'") as caught:
+            asking(sandbox)
+        assert '{"limits":' in caught.value.hint
+    assert asking({"limits": {"wall": "5s"}}) == {"wall": "5s"}
+    assert asking({}) is asking(None) is None
+
+
+def test_a_receipt_that_comes_back_with_a_cell_asks_for_nothing() -> None:
+    """JupyterLab sends all metadata of a cell along."""
+    assert asking({"audit_id": "x"}) is None
+    receipt = {"schema": 1, "audit_id": "x", "usage": {}, "limits": {"wall_seconds": 5.0}}
+    assert asking(receipt) is None
