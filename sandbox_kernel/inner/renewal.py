@@ -23,6 +23,7 @@ OPENMP = ("libgomp", "libomp", "libiomp5")
 STARTED_AGAIN = ("/libarrow",)
 # Threads that a zmq context has, which Python does not know of.
 ZMQ_THREADS = 2
+DEBUGGER = "_pydevd_bundle"
 # Where `multiprocessing` and `mmap` have memory that is shared.
 SHARED = ("/dev/shm/", "/dev/zero", "/memfd:", "/tmp/", "/home/")
 
@@ -34,6 +35,8 @@ def native_threads() -> int:
 
 def threads_come_again() -> bool:
     """Whether there is a library that starts its threads again: they cannot be told from others."""
+    if DEBUGGER in sys.modules:  # whose threads Python is not told of
+        return True
     maps = Path("/proc/self/maps").read_text(errors="replace")
     return any(name in maps for name in STARTED_AGAIN)
 

@@ -575,7 +575,8 @@ def test_a_takeover_while_the_debugger_is_attached_leaves_a_kernel_that_works(
     debug(kernel, "setBreakpoints", breakpoints=[{"line": 2}], source={"path": source})
     debug(kernel, "configurationDone")
     run(kernel, "x = 2")
-    roll_back(kernel)
+    # Its threads are no loss: it can be started again.
+    assert "thread" not in str(roll_back(kernel).receipt.get("not_restored"))
     assert debug(kernel, "debugInfo")["isStarted"] is False
     # The breakpoint is gone with the debugger: nobody could let the cell run on.
     assert run(kernel, code, timeout=10).result == "2"
@@ -714,7 +715,9 @@ def test_no_folder_that_a_cell_makes_can_stop_a_takeover(kernel: Kernel) -> None
         "os.mkdir('/tmp/dark', 0o000); os.chdir('/tmp')\n"
         "for _ in range(1100): os.mkdir('d'); os.chdir('d')",
     )
-    assert roll_back(kernel, "open('/tmp/one', 'w').close()").receipt["not_restored"]
+    # The clock that files are dated by stands still for some milliseconds at a time.
+    written = "import time; time.sleep(0.02); open('/tmp/one', 'w').close()"
+    assert roll_back(kernel, written).receipt["not_restored"]
     assert run(kernel, "keep").result == "42"
 
 
@@ -829,6 +832,7 @@ def test_a_lost_openmp_pool_is_said_and_does_not_hang_the_next_cell(kernel: Kern
     assert kernel.value("parallel()") == [0]
 
 
+@pytest.mark.every_level(fresh=True)
 def test_threads_that_a_library_has_lost_are_said(kernel: Kernel) -> None:
     run(
         kernel,
