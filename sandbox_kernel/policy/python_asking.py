@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Final
 
 from sandbox_kernel.policy.python_names import Names
+from sandbox_kernel.policy.python_nodes import Nodes
 
 _ASKING: Final = frozenset({"builtins.isinstance", "builtins.issubclass"})
 _AMONG_OTHERS: Final = (ast.Tuple, ast.List, ast.Set, ast.BinOp, ast.Subscript)
-
-
-class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
 
 
 def asked_about(nodes: Nodes, names: Names) -> set[int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 from sandbox_kernel.policy import python_tables as tables
 from sandbox_kernel.policy.python_names import Names
+from sandbox_kernel.policy.python_nodes import Nodes
 from sandbox_kernel.policy.python_report import Report
 
 _TYPES: Final = {
@@ -18,10 +18,6 @@ _TYPES: Final = {
 }
 _SHOWN_KEYWORDS: Final = ("data", "javascript", "value")
 _SCRIPT: Final = "_repr_javascript_"
-
-
-class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
 
 
 def examine_display(nodes: Nodes, names: Names, report: Report) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 from sandbox_kernel.policy import python_tables as tables
 from sandbox_kernel.policy.python_names import Names
+from sandbox_kernel.policy.python_nodes import Nodes
 
 _NOTHING: Final = ""  # no rule
 _LOOK: Final = "python.inspect_frames"
@@ -20,10 +21,6 @@ _SPEC_FACTS: Final = frozenset(
 )
 _SHOWING: Final = frozenset({"builtins.print", "builtins.repr", "builtins.str", "builtins.type"})
 _LINES: Final = frozenset({"linecache.getline", "linecache.getlines", "linecache.checkcache"})
-
-
-class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
 
 
 def facts(nodes: Nodes, names: Names) -> dict[int, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 from sandbox_kernel.policy.python_names import Names
+from sandbox_kernel.policy.python_nodes import Nodes
 
 _FUNCTIONS: Final = frozenset({"builtins.open", "io.open", "codecs.open"})
 _MODULES: Final = ("os.", "shutil.", "pathlib.", "glob.", "pandas.read_", "numpy.")
@@ -15,10 +16,6 @@ _METHODS: Final = frozenset(
     | {"glob", "rglob", "listdir", "read_csv", "loadtxt"}
 )
 _SEPARATORS: Final = ("/", "\\")
-
-
-class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
 
 
 def named_files(nodes: Nodes, names: Names) -> Iterator[tuple[str, ast.AST]]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection
 
 from sandbox_kernel.policy import python_tables as tables
+from sandbox_kernel.policy.python_nodes import Nodes
 from sandbox_kernel.policy.python_report import Report
-
-
-class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
 
 
 def examine_imports(nodes: Nodes, report: Report) -> None:

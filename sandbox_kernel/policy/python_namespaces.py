@@ -6,10 +6,11 @@ A namespace is a mapping whose values are what names stand for. With a constant 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Final
 
 from sandbox_kernel.policy.python_names import Names, is_namespace
+from sandbox_kernel.policy.python_nodes import Nodes
 from sandbox_kernel.policy.python_report import Report
 
 _RULE: Final = "python.dynamic_attribute"
@@ -26,10 +27,6 @@ _HARMLESS: Final = frozenset(
 )
 _CONTAINERS: Final = (ast.List, ast.Tuple, ast.Set)
 _GIVING: Final = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"})
-
-
-class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
 
 
 def examine_namespaces(nodes: Nodes, names: Names, report: Report) -> None:

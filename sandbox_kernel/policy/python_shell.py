@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Final
 
 from sandbox_kernel.policy import python_tables as tables
 from sandbox_kernel.policy.python_names import Names
+from sandbox_kernel.policy.python_nodes import Nodes
 from sandbox_kernel.policy.python_report import Report
 
 # They do nothing with it but ask what it is: `'google.colab' in str(get_ipython())`.
 _ASKING: Final = frozenset({"builtins.str", "builtins.repr", "builtins.hasattr"})
-
-
-class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
-    def outer(self, *kinds: type[ast.AST]) -> Iterator[Any]: ...
 
 
 def examine_shell_attribute(node: ast.Attribute, report: Report, *, is_called: bool) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 from sandbox_kernel.policy import fold
 from sandbox_kernel.policy import python_tables as tables
 from sandbox_kernel.policy.python_files import named_files
 from sandbox_kernel.policy.python_names import Names
+from sandbox_kernel.policy.python_nodes import Nodes
 from sandbox_kernel.policy.python_report import Report
 
 _LONGEST_PATH: Final = 300
@@ -23,10 +23,6 @@ _PLAIN_NAMES: Final = frozenset(
     {"localhost", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "authorized_keys"}
 )
 _DETOUR: Final = re.compile(r"/(?:\.?/)+")
-
-
-class Nodes(Protocol):
-    def of(self, *kinds: type[ast.AST]) -> Sequence[Any]: ...
 
 
 def examine_text(nodes: Nodes, names: Names, report: Report) -> None:
