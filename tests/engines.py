@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docker import APIClient
+from docker.errors import NotFound
 
 from sandbox_kernel.isolation.engine import connect
 from tests.kernel import IMAGE, eventually, is_running
@@ -86,9 +87,21 @@ class OwnEngine:
             return [
                 f"{each['Names']} of {each['Image']}: {each['Status']}, {each['Labels']}"
                 for each in client.containers(all=True)
+                if self._has(client, each["Id"])
             ]
         finally:
             client.close()
+
+    def _has(self, client: APIClient, container: str) -> bool:
+        """Whether there is anything of it: Docker 20.10, killed and started again, may list for ever one
+        that it has removed twice at once. It is dead there, without a name, and has no files."""
+        if (self.directory / "data" / "containers" / container).exists():
+            return True
+        try:
+            client.inspect_container(container)
+        except NotFound:
+            return False
+        return True
 
 
 @contextmanager
