@@ -158,7 +158,7 @@ class ContainerSandbox(Sandbox):
         for level, runtime in self._containers.wanted.levels:
             if found is None or level == found.level:
                 return
-            yield preferred([level], no_runtime(runtime))
+            yield preferred([level], no_runtime(runtime, found.engine))
 
     def _dropped(self) -> Iterator[str]:
         if unheld := self._said.get("unheld"):

@@ -168,7 +168,7 @@ def _no_runtime(runtime: str | None, known: Sequence[str]) -> SandboxUnavailable
 def _other_runtime(runtime: str | None, known: Sequence[str]) -> SandboxUnavailable:
     default = ", ".join(known) or "none that it tells of"
     return SandboxUnavailable(
-        f"Podman starts every container with its default runtime, {default}, and not with {runtime!r}.",
+        f"{no_runtime(runtime, PODMAN)}: it is {default}.",
         hint=f"Make it the default: {podman_service(runtime)}; or use Docker for this level.",
     )
 
@@ -179,5 +179,7 @@ def podman_service(runtime: str | None, flag: str = "host-uds=open") -> str:
     return f"`podman --runtime {runtime} {flags} system service --time=0`"
 
 
-def no_runtime(runtime: str | None) -> str:
+def no_runtime(runtime: str | None, engine: str = DOCKER) -> str:
+    if engine == PODMAN:
+        return f"Podman starts every container with its default runtime, which is not {runtime!r}"
     return f"The engine has no runtime {runtime!r}"

@@ -6,10 +6,13 @@ import getpass
 import hashlib
 import json
 import os
+import queue
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -499,3 +502,24 @@ def test_twenty_kernels_at_once_make_one_chain(log: Path, tmp_path: Path) -> Non
     report = verify(log)
     assert report.good
     assert report.records == kernels * (2 * cells + 2)
+
+
+def test_no_cell_runs_without_an_intent_whenever_its_wrapper_is_killed(log: Path) -> None:
+    """What a cell printed is the witness that it ran; the moment of the kill is drawn."""
+    draw, ran = random.Random(7), set()
+    for number in range(6):
+        with running_kernel(env={"SANDBOX_KERNEL_POLICY": "trusted"}) as kernel:
+            for cell in range(40):
+                kernel.client.execute(f"print('ran-{number}-{cell}')")
+            deadline = time.monotonic() + draw.uniform(0.05, 0.4)
+            with suppress(queue.Empty):  # the kernel is dead, and all it had said was read
+                while message := kernel.client.get_iopub_msg(timeout=1):
+                    if message["msg_type"] == "stream":
+                        ran |= set(message["content"]["text"].split())
+                    if time.monotonic() > deadline:
+                        with suppress(ProcessLookupError):
+                            os.kill(kernel.wrapper_pid, signal.SIGKILL)
+    assert len(ran) > 6, "the control"
+    intents = [decode_object(each.body)["code"] for each in records(log) if each.kind == "intent"]
+    assert ran <= {code.split("'")[1] for code in intents}
+    assert verify(log).good

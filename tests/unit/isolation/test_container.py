@@ -208,6 +208,8 @@ def test_a_level_that_the_engine_has_instead_says_why(tmp_path: Path) -> None:
     assert why not in made.facts.notes, "it is not known yet"
     made._containers.found = FOUND
     assert made.facts.notes[:2] == (*made.remarks, why)
+    made._containers.found = FOUND._replace(engine="podman")
+    assert "default runtime, which is not 'runsc'" in made.facts.notes[1]
     made._containers.found = FOUND._replace(level="gvisor", runtime="runsc")
     assert why not in made.facts.notes
 

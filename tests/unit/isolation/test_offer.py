@@ -164,7 +164,7 @@ def test_podman_has_no_runtime_but_its_default_whatever_it_lists(tmp_path: Path)
     podman = engine(version=PODMAN, image={"Id": ID}, runtimes=lists_all, DefaultRuntime="crun")
     said = missing(tmp_path, podman, GVISOR_FIRST[:1])
     assert said["gvisor"] == (
-        "Podman starts every container with its default runtime, crun, and not with 'runsc'."
+        "Podman starts every container with its default runtime, which is not 'runsc': it is crun."
     )
     (tmp_path / "engine.sock").unlink()
     assert found(tmp_path, podman, GVISOR_FIRST).level == "container"
