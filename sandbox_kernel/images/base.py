@@ -201,4 +201,4 @@ def _container(client: APIClient, image: str, command: list[str]) -> Iterator[st
     try:
         yield made["Id"]
     finally:
-        client.remove_container(made["Id"], force=True)
+        client.remove_container(made["Id"], v=True, force=True)

@@ -16,6 +16,19 @@ from sandbox_kernel.images.lock import Pin, pins_of
 _OLDEST_GLIBC: Final = 5  # manylinux_2_5, the first there was
 _OLD_NAMES: Final = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 _SAID_LINES: Final = 6
+# Pip, in a process that starts no other. A file of requirements can ask for what is not a wheel (a path, an
+# address, `--no-binary`), and so can a package of an index; whatever is built runs code of its own, on the host.
+_FETCHER: Final = """
+import runpy, sys
+
+def refuse(event, arguments):
+    if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"):
+        # An OSError, which pip takes for a program that is not there where it can do without one.
+        raise PermissionError("nothing but wheels is fetched, as nothing is built on the host")
+
+sys.addaudithook(refuse)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 # A package of an index, or a file of a folder.
 _BEGUN: Final = re.compile(r"(?:Collecting |Processing (?:\S*/)?)([\w.]+(?:-[a-zA-Z][\w.]*)*)")
 
@@ -57,7 +70,9 @@ def fetch(
 
 def download_command(target: Target, wanted: list[str], folder: Path) -> list[str]:
     return [
-        *(sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check"),
+        # Without the current folder on its path, which may have modules of any name.
+        *(sys.executable, "-P", "-c", _FETCHER),
+        *("download", "--no-input", "--disable-pip-version-check"),
         *("--progress-bar", "off", "--only-binary", ":all:", "--dest", str(folder)),
         *("--implementation", "cp", "--python-version", target.python, "--abi", target.abi),
         *(argument for name in target.platforms for argument in ("--platform", name)),
@@ -90,7 +105,7 @@ def _refused(target: Target, said: str) -> ImageError:
         )
     return ImageError(
         f"pip could not fetch the packages. It said: {said!r}.",
-        hint=f"Every package must be there as a wheel for Python {target.python} on "
+        hint=f"Every package, also one that is named by a path or an address, must be there as a wheel for Python {target.python} on "
         f"{target.machine}, and agree with the flavour's versions (`python-minimal` has the "
         "fewest); pip's own settings, such as PIP_INDEX_URL and PIP_FIND_LINKS, hold.",
     )

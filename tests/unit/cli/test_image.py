@@ -53,7 +53,7 @@ def test_a_build_without_an_engine_is_refused_with_what_to_do(
     assert run("build") == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "none.sock does not answer" in said.err
+    assert "none.sock does not run" in said.err
     assert "DOCKER_HOST" in said.err
 
 

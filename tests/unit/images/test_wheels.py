@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,53 @@ def test_wheels_are_taken_that_fit_the_image(tags: list[str], tag: str, fits: bo
 def test_nothing_is_built_from_source_on_the_host() -> None:
     command = download_command(DEBIAN, [], Path("/nowhere"))
     assert options(command, "--only-binary") == [":all:"]
+
+
+SOURCES = {
+    "a path": "{project}",
+    "a path that can be edited": "-e {project}",
+    "an address": "evil @ file://{project}",
+    "an archive": "{archive}",
+    "an option": "--no-index\n--find-links {folder}\n--no-binary evil\nevil",
+}
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_what_requirements_ask_to_be_built_is_not(tmp_path: Path, form: str) -> None:
+    project, witness = tmp_path / "evil-1.0", tmp_path / "witness"
+    project.mkdir()
+    setup = f"open({str(witness)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='evil', version='1.0')\n"
+    (project / "setup.py").write_text(setup)
+    (project / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    archive = tmp_path / "evil-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(project, project.name)
+    extra = tmp_path / "requirements.txt"
+    extra.write_text(SOURCES[form].format(project=project, archive=archive, folder=tmp_path))
+    command = download_command(DEBIAN, ["-r", str(extra)], tmp_path / "wheels")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "nothing is built on the host" in done.stdout + done.stderr
+    assert not witness.exists()
+    plain = [sys.executable, "-m", "pip", *command[command.index("download") :]]
+    subprocess.run([*plain, "--no-build-isolation"], capture_output=True, check=False)
+    assert witness.exists(), "the control"
+
+
+def test_nothing_of_the_current_folder_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    witness = tmp_path / "witness"
+    for name in ("pip", "runpy", "pkgutil"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(witness)!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)
+    assert witness.exists(), "the control"
+    witness.unlink()
+    command = download_command(DEBIAN, ["--no-index", "no-such-package"], tmp_path / "wheels")
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "no-such-package" in said.stdout + said.stderr
+    assert not witness.exists()
 
 
 def test_what_pip_says_against_it_is_passed_on(
