@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from sandbox_kernel import children
 from sandbox_kernel.log import log
 
 
@@ -58,6 +59,7 @@ class Anchors:
             if status is None:
                 continue
             self._making.remove((process, written))
+            children.OWN.discard(process.pid)
             if status == 0:
                 self._anchored = max(self._anchored, written)
             else:
@@ -77,4 +79,5 @@ class Anchors:
         except OSError as error:
             log(f"no anchor of the audit log could be made: {error}")
         else:
+            children.OWN.add(process.pid)
             self._making.append((process, self._written()))

@@ -41,7 +41,9 @@ def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) ->
         "--to", type=_place, metavar="PLACE", help="syslog, file:/PATH or command:/PROGRAM …"
     )
     prune = command("prune", _prune, "delete old records; what is left can be verified still")
-    prune.add_argument("--keep-days", type=_days, required=True, metavar="N")
+    prune.add_argument(
+        "--keep-days", type=_days, required=True, metavar="N", help="delete what is older"
+    )
     rotate = command("rotate", _rotate, "move all records to an archive beside the log")
     for each in (prune, rotate):
         each.add_argument(

@@ -28,11 +28,18 @@ def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) ->
     from sandbox_kernel.cli.audit import moment
 
     stats = command("stats", _stats, "cells, denials, time and memory by day, policy or user")
-    stats.add_argument("--by", choices=("day", "policy", "user"), default="day")
+    stats.add_argument(
+        "--by",
+        choices=("day", "policy", "user"),
+        default="day",
+        help="what a row is about (%(default)s)",
+    )
     stats.add_argument("--since", type=moment, metavar="WHEN", help="2026-01-31, or 2h, 7d ago")
     stats.add_argument("--json", action="store_true", help="print JSON")
     export = command("export", _export, "all records in order, as lines on stdout")
-    export.add_argument("--format", choices=("jsonl", "csv"), default="jsonl")
+    export.add_argument(
+        "--format", choices=("jsonl", "csv"), default="jsonl", help="of the lines (%(default)s)"
+    )
 
 
 def _stats(options: argparse.Namespace) -> int:

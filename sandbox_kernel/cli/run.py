@@ -1,10 +1,12 @@
-"""`sandbox-kernel run NOTEBOOK…`: run notebooks in the sandbox, one line per cell, and save them."""
+"""`sandbox-kernel run NOTEBOOK…`: run notebooks in the sandbox, one line per cell; `-o` saves them."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +43,22 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="sandbox-kernel run", description="Run notebooks in the sandbox."
     )
-    parser.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
-    parser.add_argument("-o", "--output-dir", type=Path, help="save executed notebooks here")
+    parser.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK", help=".ipynb")
+    parser.add_argument(
+        "-o", "--output-dir", type=Path, help="save executed notebooks here; else nothing is saved"
+    )
     parser.add_argument("-k", "--kernel", default=KERNEL_NAME, help="kernelspec (%(default)s)")
-    parser.add_argument("-p", "--policy", help="policy of the kernel: a name, or a file")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds a cell may take")
+    parser.add_argument(
+        "-p",
+        "--policy",
+        type=_policy,
+        help="policy of the kernel: a name, or a path with a slash (one in kernel.json wins)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        help="seconds a cell may take, besides the policy's own limits; then its notebook ends",
+    )
     parser.add_argument(
         "--keep-going", action="store_true", help="run the cells after a failing one too"
     )
@@ -54,23 +67,65 @@ def main(argv: Sequence[str]) -> int:
     missing = [str(path) for path in options.notebooks if not path.is_file()]
     if missing:
         parser.error(f"no such notebook: {', '.join(missing)}")
+    names = Counter(path.name for path in options.notebooks)
+    if options.output_dir is not None and (twice := [name for name, n in names.items() if n > 1]):
+        parser.error(f"{', '.join(twice)} is there twice: one would overwrite the other in -o")
     if options.policy is not None:
         # The kernel inherits it; a policy in its own kernel.json wins.
         os.environ[POLICY_VARIABLE] = options.policy
         os.environ.pop(TRUST_VARIABLE, None)  # both would be refused
     failed = False
     for path in options.notebooks:
-        results = run_notebook(path, options)
-        failed = failed or any(result.failed for result in results)
+        try:
+            results = run_notebook(path, options)
+        except NotRun as reason:
+            print(f"sandbox-kernel run: {reason}", file=sys.stderr)
+            failed = True
+        else:
+            failed = failed or any(result.failed for result in results)
     return int(failed)
+
+
+def _policy(value: str) -> str:
+    """The kernel, which is started elsewhere, takes no relative path."""
+    return str(Path(value).absolute()) if "/" in value else value
+
+
+class NotRun(Exception):
+    """No cell of a notebook could be run."""
+
+
+def _read(path: Path) -> Any:
+    import nbformat
+
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except (
+        *(OSError, ValueError, nbformat.ValidationError),
+        *(AttributeError, TypeError),  # of JSON that has not even the shape of one
+    ) as error:
+        reason = str(error).partition("\n")[0]
+        msg = f"{path} is not a notebook that can be run: {reason}"
+        raise NotRun(msg) from error
+    return notebook
 
 
 def run_notebook(path: Path, options: argparse.Namespace) -> list[CellResult]:
     """Execute ``path`` and show its cells; the executed notebook is saved if asked for."""
     import nbformat
+    from jupyter_client.kernelspec import NoSuchKernel
+    from nbclient.exceptions import DeadKernelError
 
-    notebook = nbformat.read(path, as_version=4)
-    results = _execute(notebook, path, options)
+    notebook = _read(path)
+    try:
+        results = _execute(notebook, path, options)
+    except NoSuchKernel as error:
+        msg = f"Jupyter has no kernel {options.kernel!r}; `jupyter kernelspec list` shows what it has."
+        raise NotRun(msg) from error
+    except DeadKernelError as error:
+        msg = f"the kernel {options.kernel!r} ended before {path} could begin: its log above says why."
+        raise NotRun(msg) from error
     if options.output_dir is not None:
         options.output_dir.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, options.output_dir / path.name)
@@ -83,7 +138,7 @@ def run_notebook(path: Path, options: argparse.Namespace) -> list[CellResult]:
 
 def _execute(notebook: Any, path: Path, options: argparse.Namespace) -> list[CellResult]:
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -112,18 +167,25 @@ def _execute(notebook: Any, path: Path, options: argparse.Namespace) -> list[Cel
         for number, (index, cell) in enumerate(cells, 1):
             progress.update(task, description=f"{path.name} · {_one_line(cell.source, 30)}")
             started = time.monotonic()
-            outcome = "ok"
+            outcome, shown, goes_on = "ok", "", True
             try:
                 client.execute_cell(cell, index)
             except CellExecutionError as error:
                 allowed = "raises-exception" in cell.metadata.get("tags", [])
                 outcome = "ok" if allowed else error.ename
+                goes_on = allowed or options.keep_going
+            except (CellTimeoutError, DeadKernelError) as error:
+                # The kernel is busy with it still, or is no more.
+                outcome, goes_on = type(error).__name__, False
+                shown = _one_line(f"{outcome}: {str(error).partition('Here is')[0]}")
             seconds = time.monotonic() - started
             results.append(
-                CellResult(number, cell.source, outcome, _shown(cell), seconds, **_used(cell))
+                CellResult(
+                    number, cell.source, outcome, shown or _shown(cell), seconds, **_used(cell)
+                )
             )
             progress.advance(task)
-            if outcome != "ok" and not options.keep_going:
+            if not goes_on:
                 break
     return results
 
