@@ -7,6 +7,7 @@
     ├── PolicyError          a policy file cannot be used: nothing runs
     ├── PolicyViolation      a cell or its client asks for what the policy does not allow
     ├── SandboxLost          the sandbox ended while it held the user's variables
+    ├── ReplyLost            a cell has ended, and its kernel has not said how
     ├── UndoUnavailable      there is no checkpoint to go back to, or it did not take over
     ├── CellInterrupted      a cell was killed because it did not stop when interrupted
     └── CellLimitExceeded    a cell was stopped: more processes than allowed, or
@@ -51,7 +52,15 @@ class SandboxError(Exception):
 
 
 class SandboxUnavailable(SandboxError):
-    """No sandbox could be started; nothing ran."""
+    """No sandbox could be started; nothing ran.
+
+    ``missing``: what that takes is known not to be on this host, so another level that the policy accepts
+    may do. What is merely not to be had just now is no reason for a weaker one.
+    """
+
+    def __init__(self, what: str, *, hint: str, missing: bool = False) -> None:
+        super().__init__(what, hint=hint)
+        self.missing = missing
 
 
 class AuditUnavailable(SandboxError):
@@ -64,6 +73,17 @@ class ImageError(SandboxError):
 
 class SandboxLost(SandboxError):
     """The sandbox ended, and the user's variables with it."""
+
+
+class ReplyLost(SandboxError):
+    """A cell has run to its end, but no reply has come."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The kernel says that the cell is over, but has sent no reply to it: what it has set is "
+            "kept, but nobody knows whether it failed.",
+            hint="Look at what it has shown and set, and run it again if need be.",
+        )
 
 
 class UndoUnavailable(SandboxError):

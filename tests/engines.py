@@ -66,6 +66,11 @@ class OwnEngine:
         self.signal(signal.SIGKILL)
         eventually(lambda: not any(map(is_running, pids)), what="the engine is dead")
 
+    def stop(self) -> None:
+        """As its operator does."""
+        command = [str(ENSURE), "--stop", str(self.directory)]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         self.signal(signal.SIGSTOP)
@@ -113,7 +118,8 @@ def own_engine() -> Iterator[OwnEngine]:
         engine.start()
         yield engine
     finally:
-        subprocess.run([ENSURE, "--stop", directory], check=False, capture_output=True, timeout=120)
+        with suppress(subprocess.CalledProcessError):
+            engine.stop()
         engine.kill()
         _clear(directory)
 

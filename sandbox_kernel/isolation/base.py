@@ -97,8 +97,13 @@ class Sandbox(ABC):
 
     def _watch(self, outer: Popen[bytes]) -> None:
         """``outer`` has just been started."""
+        try:
+            self._exit_descriptor = os.pidfd_open(outer.pid)
+        except OSError:  # Linux before 5.3
+            outer.kill()
+            outer.wait()
+            raise
         self._outer = outer
-        self._exit_descriptor = os.pidfd_open(outer.pid)
         os.set_blocking(self.console_descriptor, False)
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,30 +17,49 @@ if TYPE_CHECKING:
 # An engine that says nothing for so long is taken to be frozen.
 TIMEOUT_SECONDS: Final = 8.0
 UNIX: Final = "unix://"
-_SOCKETS: Final = ("docker.sock", "podman/podman.sock")
+_DOCKER: Final = "docker.sock"
+_SOCKETS: Final = (_DOCKER, "podman/podman.sock")
+# Ordinary users have these on no path of theirs, and it is there that engines are installed.
+_SYSTEM_PROGRAMS: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 _HINT: Final = (
     "Start Docker (`systemctl start docker`) or Podman (`systemctl start podman.socket`), or set "
     "DOCKER_HOST to its socket; `sandbox-kernel doctor` shows what was found."
 )
 
 
-def find_engines(environ: Mapping[str, str] = os.environ, run: Path = Path("/run")) -> list[str]:
-    """Addresses of engines, the first choice first; ``DOCKER_HOST`` is the only one if it is set."""
+def find_engines(
+    environ: Mapping[str, str] = os.environ,
+    run: Path = Path("/run"),
+    programs: Sequence[str] = _SYSTEM_PROGRAMS,
+) -> list[str]:
+    """Addresses of engines, the first choice first; ``DOCKER_HOST`` is the only one if it is set.
+
+    Where there is no socket but a Docker is installed, the one it would have: a daemon that was not
+    started by systemd takes its socket along when it is stopped, and is not missing for that. Podman
+    has no daemon: without a socket it is not meant to be used as an engine.
+    """
     if address := environ.get("DOCKER_HOST"):
         return [address]
     own = environ.get("XDG_RUNTIME_DIR")
     directories = [Path(own), run] if own else [run]
     places = [directory / name for directory in directories for name in _SOCKETS]
-    return [f"{UNIX}{place}" for place in places if os.path.lexists(place)]
+    found = [f"{UNIX}{place}" for place in places if os.path.lexists(place)]
+    path = os.pathsep.join([environ.get("PATH", os.defpath), *programs])
+    if not found and shutil.which("dockerd", path=path):
+        return [f"{UNIX}{run / _DOCKER}"]
+    return found
 
 
 def first_engine() -> str:
-    """The address of the first choice; raises ``SandboxUnavailable``."""
+    """The address of the first choice; raises ``SandboxUnavailable``, also if it is seen to be stopped."""
     addresses = find_engines()
     if not addresses:
         what = "No container engine was found."
-        raise SandboxUnavailable(what, hint=_HINT)
-    return addresses[0]
+        raise SandboxUnavailable(what, hint=_HINT, missing=True)
+    (address, *_) = addresses
+    if address.startswith(UNIX) and not os.path.lexists(address.removeprefix(UNIX)):
+        raise _stopped(address)
+    return address
 
 
 def connect(address: str | None = None, timeout: float = TIMEOUT_SECONDS) -> APIClient:
@@ -80,8 +100,16 @@ def knock(address: str, timeout: float) -> socket.socket:
                 "as being root; or prefer the level `process`, which needs no engine."
             )
             raise SandboxUnavailable(what, hint=hint) from error
+        if isinstance(error, FileNotFoundError):
+            raise _stopped(address) from error
         raise unreachable(address, error) from error
     return knocking
+
+
+def _stopped(address: str) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"The container engine at {address} does not run: there is no such socket.", hint=_HINT
+    )
 
 
 def unreachable(address: str, error: Exception) -> SandboxUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ class Guardian:
     A shell of its own session: jupyter_client kills a kernel's whole process group.
     """
 
+    # A service manager's signal goes to all processes at once: this one has its work before it then.
     _SCRIPT = """
+        trap '' TERM INT HUP
         directory=$1
         shift
         read -r goodbye
@@ -62,6 +65,7 @@ class Guardian:
             os.close(read_end)
 
     def close(self) -> None:
-        os.write(self._write_end, b"goodbye\n")
+        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+            os.write(self._write_end, b"goodbye\n")
         os.close(self._write_end)
         self._process.wait()

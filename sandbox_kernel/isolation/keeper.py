@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation.engine_http import Engine, EngineRefusal
-from sandbox_kernel.isolation.offer import NothingFound, choose
+from sandbox_kernel.isolation.offer import PODMAN, NothingFound, choose
 from sandbox_kernel.isolation.owner import OWNER, is_abandoned, is_of_an_earlier_boot
 from sandbox_kernel.isolation.wanted import Found, Wanted
 
@@ -60,7 +60,7 @@ class Keeper:
         asked_for = made = False
         volumes: list[str] = []
         try:
-            found = Found(**order["found"]) if order["found"] else choose(engine, wanted)
+            found = find(engine, wanted, order["found"])
             self._say(found=found._asdict())
             config = found.complete(order["config"])
             volumes = volumes_of(config)
@@ -166,6 +166,28 @@ class Keeper:
                 # Nobody tells when an engine comes back; the end of the wrapper is seen at once.
                 if select.select([STDIN], [], [], RETRY_SECONDS)[0] and wrapper_has_ended():
                     return None, b""
+
+
+def find(engine: Engine, wanted: Wanted, before: Mapping[str, Any] | None) -> Found:
+    """What the engine has; all sandboxes of a kernel get what the first has found ``before``.
+
+    Podman takes its default runtime whatever it is asked for, and may have been started anew with another
+    one: that is asked each time, and another one is no reason for a weaker level.
+    """
+    if before is None:
+        return choose(engine, wanted)
+    found = Found(**before)
+    if found.engine == PODMAN and found.runtime is not None:
+        try:
+            now = choose(engine, wanted)
+        except NothingFound as nothing:
+            _, why = nothing.missing[0]
+            raise SandboxUnavailable(why.what, hint=why.hint) from nothing
+        if now.runtime != found.runtime:
+            what = f"Podman no longer starts containers with {found.runtime!r}, as this kernel's began."
+            hint = "Start it with that runtime again; or restart the kernel, for what there is now."
+            raise SandboxUnavailable(what, hint=hint)
+    return found
 
 
 def wrapper_has_ended() -> bool:

@@ -118,10 +118,14 @@ def find_image(wanted: Wanted, about: Answer) -> str:
     if isinstance(about, EngineRefusal):
         if about.status == NO_SUCH_IMAGE:
             what = f"The engine has no image for {name!r}."
+            from sandbox_kernel.isolation.images import FLAVORS
+
+            option = "flavor" if name in FLAVORS else "tag"
             hint = (
-                f"Build it: `sandbox-kernel image build --flavor {name}`, or name another in the "
+                f"Build it (`sandbox-kernel image build --{option} {name}`), load it into the engine, "
+                "or name another in the policy's `isolation.image`."
             )
-            missing = SandboxUnavailable(what, hint=f"{hint}policy's `isolation.image`.")
+            missing = SandboxUnavailable(what, hint=hint)
             raise _of_all(wanted, missing) from about
         what = f"The engine refuses to tell of image {name!r}: {about.explanation}."
         hint = "`sandbox-kernel image list` shows what there is."

@@ -26,6 +26,7 @@ def bwrap_missing() -> SandboxUnavailable:
         "bubblewrap (`bwrap`) is not installed, and cells never run without isolation.",
         hint="Install it: `apt-get install bubblewrap` (Debian, Ubuntu) or "
         "`dnf install bubblewrap` (Fedora, RHEL); then run the cell again.",
+        missing=True,
     )
 
 
@@ -49,6 +50,7 @@ def root_cannot_change_user() -> SandboxUnavailable:
         "The kernel runs as root but may not become another user (CAP_SETUID, CAP_SETGID, CAP_CHOWN "
         "and CAP_KILL), and cells never run as root.",
         hint="Start Jupyter as an ordinary user, or give the container these capabilities.",
+        missing=True,
     )
 
 
@@ -58,6 +60,7 @@ def environment_closed(place: Path) -> SandboxUnavailable:
         "is closed to others.",
         hint=f"Open it (`chmod o+rx {place}`), install sandbox-kernel where every user may read it, or "
         "start Jupyter as an ordinary user.",
+        missing=True,
     )
 
 

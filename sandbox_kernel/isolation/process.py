@@ -178,9 +178,12 @@ class ProcessSandbox(Sandbox):
     def _view_mounts(self) -> list[str]:
         working_directory = self._spec.working_directory
         arguments: list[str] = []
+        # Once each: bwrap takes 9,000 arguments, and a home folder may have many entries.
+        for parent in dict.fromkeys(path.parent for path in self._view.read_only):
+            arguments += _directories(parent)
         for path in self._view.read_only:
             source = self._sources.get(path, path)
-            arguments += [*_directories(path.parent), "--ro-bind", str(source), str(path)]
+            arguments += ["--ro-bind", str(source), str(path)]
         if not any(working_directory.is_relative_to(root) for root in self._view.read_only):
             # It must exist, empty if need be: the kernel starts in it (`boot` goes there).
             arguments += _directories(working_directory)
@@ -248,9 +251,11 @@ def _system_mounts() -> list[str]:
         arguments += _directories(Path("/etc", entry).parent)
         arguments += ["--ro-bind-try", f"/etc/{entry}", f"/etc/{entry}"]
     arguments += ["--proc", "/proc", "--dev", "/dev"]
-    for place, mode in (("/dev/shm", "1777"), ("/tmp", "1777"), (view.HOME, "0777")):
+    arguments += _directories(Path("/var"))
+    places = (("/dev/shm", "1777"), ("/tmp", "1777"), ("/var/tmp", "1777"), (view.HOME, "0777"))
+    for place, mode in places:
         arguments += ["--perms", mode, "--size", str(_TMPFS_BYTES), "--tmpfs", place]
-    return [*arguments, *_directories(Path("/var")), "--symlink", "/tmp", "/var/tmp"]
+    return arguments
 
 
 def _directories(path: Path) -> list[str]:

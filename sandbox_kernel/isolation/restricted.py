@@ -16,10 +16,11 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sandbox_kernel import children
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation import confinement, landlock, probe, view
 from sandbox_kernel.isolation.base import Sandbox, SandboxFacts, SandboxSpec
@@ -209,7 +210,7 @@ class RestrictedSandbox(Sandbox):
                             os.kill(pid, number)
             self._outer.kill()
             self._outer.wait()
-            for pid in descendants(os.getpid()) - self._unrelated:
+            for pid in self._related():
                 with contextlib.suppress(ChildProcessError):  # not one's own child, but its
                     os.waitpid(pid, os.WNOHANG)
             if self._outer.stdout is not None:
@@ -223,10 +224,14 @@ class RestrictedSandbox(Sandbox):
         from sandbox_kernel.limits.proc import read_status  # not on the way to a start
 
         assert self._outer is not None
-        found = descendants(os.getpid()) - self._unrelated
+        found = self._related()
         if self._cgroup is not None:
             found |= {*self._cgroup.pids()}
         return [pid for pid in found - {self._outer.pid} if read_status(pid) is not None]
+
+    def _related(self) -> set[int]:
+        """Those below the wrapper that it did not have before, nor has started for itself since."""
+        return descendants(os.getpid(), but=children.OWN) - self._unrelated
 
     def _close(self) -> None:
         if self._descriptor >= 0:
@@ -237,16 +242,19 @@ class RestrictedSandbox(Sandbox):
             self._cgroup = None
 
 
-def descendants(root: int) -> set[int]:
-    """All processes below ``root``, however many; also where no process lists its children."""
-    children: dict[int, list[int]] = {}
+def descendants(root: int, but: Collection[int] = ()) -> set[int]:
+    """All processes below ``root``, however many; also where no process lists its children.
+
+    Not ``but`` these, and those below them.
+    """
+    below: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - hundreds of them
         if name.isdecimal():
             with contextlib.suppress(OSError):  # it has ended
-                children.setdefault(int(stat_fields(int(name))[1]), []).append(int(name))
-    found = children.get(root, [])
+                below.setdefault(int(stat_fields(int(name))[1]), []).append(int(name))
+    found = [pid for pid in below.get(root, ()) if pid not in but]
     for pid in found:
-        found += children.get(pid, [])
+        found += below.get(pid, [])
     return set(found)
 
 

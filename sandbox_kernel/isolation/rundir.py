@@ -7,17 +7,21 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from sandbox_kernel.isolation.guardian import Guardian
 from sandbox_kernel.isolation.probe import home_not_writable
 from sandbox_kernel.limits.cgroup_places import prefixes
 
+_LOCK: Final = "lock"
+
 
 class RunDirectory:
     """``<home>/run/<pid>-<random>``, mode 0700, with one subdirectory per sandbox.
 
-    Its wrapper holds a lock on it. So a directory that can be locked is abandoned (a power cut, say),
-    and a pid, which means nothing on another host or in another namespace, decides nothing.
+    Its wrapper holds a lock on a file in it. So a directory whose lock can be had is abandoned (a power
+    cut, say), and a pid, which means nothing on another host or in another namespace, decides nothing.
+    A file: on NFS, where homes are shared between hosts, locks of directories are known to one host only.
     """
 
     def __init__(self, home: Path) -> None:
@@ -28,11 +32,12 @@ class RunDirectory:
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             parent.chmod(0o700)
-            with _locked(parent):
+            with _locked(home / f"run.{_LOCK}"):
                 _remove_abandoned(parent)
                 self.path.mkdir(mode=0o700)
-                # Held open for the wrapper's life: the lock, and see `short`.
-                self._descriptor = _lock(self.path)
+                # Both held open for the wrapper's life; on the second see `short`.
+                self._lock = _lock(self.path / _LOCK)
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             self._guardian.close()
             raise home_not_writable(parent, error.strerror) from error
@@ -53,6 +58,7 @@ class RunDirectory:
     def close(self) -> None:
         remove_tree(self.path)
         os.close(self._descriptor)
+        os.close(self._lock)
         self._guardian.close()
 
 
@@ -63,17 +69,17 @@ def remove_tree(path: Path) -> None:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    descriptor = _lock(directory)
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = _lock(path)
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(directory: Path, flags: int = 0) -> int:
-    """A descriptor that holds the directory's lock until it is closed."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _lock(path: Path, flags: int = 0) -> int:
+    """A descriptor that holds the lock until it is closed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
     except OSError:
@@ -85,7 +91,7 @@ def _lock(directory: Path, flags: int = 0) -> int:
 def _remove_abandoned(parent: Path) -> None:
     for path in parent.iterdir():
         try:
-            descriptor = _lock(path, fcntl.LOCK_NB)
+            descriptor = _lock(path / _LOCK, fcntl.LOCK_NB)
         except OSError:
             continue  # in use, or being removed
         remove_tree(path)

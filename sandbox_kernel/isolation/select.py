@@ -71,11 +71,11 @@ class Selection:
             levels = self._left.pop(0)
             try:
                 self._chosen = Chosen(levels[0], self._maker(levels))
-            except SandboxUnavailable as error:
+            except SandboxError as error:
+                if not (isinstance(error, SandboxUnavailable) and error.missing):
+                    self._begin()  # nobody knows whether it is there, or it may be soon
+                    raise
                 self._refused += [(level, error) for level in levels]
-            except SandboxError:  # it cannot even be asked for: nobody knows whether it is there
-                self._begin()
-                raise
         return self._chosen
 
     @property

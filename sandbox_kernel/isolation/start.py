@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.machinery import SourceFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -46,15 +47,16 @@ def start_sandbox(
     path = run_directory.new_generation()
     directory = run_directory.short(path)
     key = os.urandom(32).hex()
-    _copy_inner(directory)
-    place = sandbox.place(path)
-    _write_connection_file(directory, sandbox, place, key, session, argv)
-    lifeline = Lifeline(directory, sandbox.give)
-    try:
+    with ExitStack() as undo:
+        undo.callback(remove_tree, directory)
+        _copy_inner(directory)
+        undo.callback(sandbox.kill)
+        place = sandbox.place(path)
+        _write_connection_file(directory, sandbox, place, key, session, argv)
+        lifeline = Lifeline(directory, sandbox.give)
+        undo.callback(lifeline.close)
         sandbox.start(path)
-    except BaseException:
-        lifeline.close()
-        raise
+        undo.pop_all()
     return StartedSandbox(sandbox, directory, place, lifeline, key.encode())
 
 

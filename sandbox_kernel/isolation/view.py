@@ -11,7 +11,7 @@ import pwd
 import site
 import stat
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -43,6 +43,8 @@ ETC_ENTRIES: Final = (
     "ssl/openssl.cnf",
     "timezone",
 )
+# Each is a mount, and as root a descriptor too, of which there are 1,024.
+HOME_ENTRIES: Final = 500
 ENVIRONMENT_ALLOWED: Final = frozenset(
     {
         "COLUMNS",
@@ -123,7 +125,7 @@ def _python_directories(environ: Mapping[str, str]) -> list[Path]:
     working_directory = Path.cwd()
     prefixes = [Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
     listed = environ.get("PYTHONPATH", "").split(os.pathsep)
-    extra = [Path(entry) for entry in (*sys.path, *listed) if entry]
+    extra = [Path(entry) for entry in (*sys.path, *listed, *_editable()) if entry]
     paths: list[Path] = []
     for path in (*prefixes, Path(sys.executable).resolve().parent.parent, *extra):
         if path != working_directory and path.is_absolute():
@@ -132,26 +134,52 @@ def _python_directories(environ: Mapping[str, str]) -> list[Path]:
     return [path for path in paths if not path.is_relative_to("/usr")]
 
 
+def _editable() -> Iterator[str]:
+    """Packages that setuptools finds by a hook, where a folder on the path would hold more than them."""
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("__editable__"):
+            yield from getattr(module, "MAPPING", {}).values()
+
+
 def _working_directory(path: Path, homes: Collection[Path], notes: list[str]) -> list[Path]:
     if path in homes and path != Path("/"):
         # The home folder holds keys and tokens: only its plain entries, as they are now.
         notes.append(
             f"{path} is your home folder: hidden files and later additions are not visible"
         )
-        return [
-            entry
-            for entry in path.iterdir()
-            # A symlink would show its target, wherever that is.
-            if not entry.name.startswith(".")
-            and not entry.is_symlink()
-            and (entry.is_dir() or entry.is_file())
-        ]
+        return _plain_entries(path, notes)
     if _is_private(path, homes):
         notes.append(
             f"the working directory {path} is shared with others or holds your home: empty"
         )
         return []
     return [path]
+
+
+def _plain_entries(home: Path, notes: list[str]) -> list[Path]:
+    """Folders first: each entry is a mount, of which there cannot be any number."""
+    folders: list[Path] = []
+    files: list[Path] = []
+    for entry in sorted(home.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        try:
+            mode = entry.lstat().st_mode
+        except OSError as error:  # a mount whose server is gone, say
+            notes.append(f"{entry} is not visible: {error.strerror}")
+            continue
+        # A symlink would show its target, wherever that is.
+        if stat.S_ISDIR(mode):
+            folders.append(entry)
+        elif stat.S_ISREG(mode):
+            files.append(entry)
+    entries = [*folders, *files]
+    if (more := len(entries) - HOME_ENTRIES) > 0:
+        notes.append(
+            f"{more} more in {home} are not visible, nearly all of them files: start Jupyter in a folder "
+            "of its own"
+        )
+    return entries[:HOME_ENTRIES]
 
 
 def _is_private(path: Path, homes: Collection[Path]) -> bool:

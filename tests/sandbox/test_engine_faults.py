@@ -148,6 +148,38 @@ def test_a_kernel_that_starts_with_a_frozen_engine_comes_up_at_once_and_says_why
     expect_closed(state_home)
 
 
+def test_a_kernel_that_starts_with_a_stopped_engine_gets_no_weaker_level_and_recovers(
+    engine: OwnEngine, tmp_path: Path, state_home: Path
+) -> None:
+    # Found by its socket, which it takes along when it is stopped.
+    env = {"DOCKER_HOST": "", "XDG_RUNTIME_DIR": str(engine.directory)}
+    accepting = isolation("container", "process", require="process")
+    with ExitStack() as stack:
+        engine.stop()
+        stack.callback(engine.start)
+        assert not (engine.directory / "docker.sock").exists()
+        started = time.monotonic()
+        with running_kernel(policy=accepting, cwd=tmp_path, env=env) as kernel:
+            for _ in range(2):
+                refused = kernel.run("1 + 1")
+                assert refused.ename == "SandboxUnavailable"
+                assert "does not run" in refused.evalue
+            assert time.monotonic() - started < REFUSAL_SECONDS
+            assert_answers(kernel)
+            stack.close()
+            recovers(kernel)
+            # And in the middle of its life: it ends its containers when it is stopped.
+            engine.stop()
+            stack.callback(engine.start)
+            assert not (engine.directory / "docker.sock").exists()
+            refused = kernel.run("1 + 1")
+            assert refused.ename == "SandboxUnavailable", refused.evalue
+            stack.close()
+            recovers(kernel)
+    eventually(lambda: not engine.containers(), within=30, what=engine.containers)
+    expect_closed(state_home)
+
+
 def test_a_wrapper_that_is_killed_while_its_engine_is_dead_leaves_nothing_when_that_is_back(
     engine: OwnEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -441,6 +441,19 @@ def test_nothing_outlives_a_supervisor_that_is_killed(kernel: Kernel) -> None:
     assert processes_with(sleep) == []
 
 
+def test_the_last_anchor_of_the_audit_log_outlives_the_sandbox(folder: Path) -> None:
+    """At this level both are processes below the wrapper."""
+    with tempfile.TemporaryDirectory() as elsewhere:
+        # Slow on purpose: it is still at it when the sandbox is ended.
+        program, anchors = Path(elsewhere, "send"), Path(elsewhere, "anchors")
+        program.write_text(f"#!/bin/sh\nsleep 1\ncat >> {anchors}\n")
+        program.chmod(0o755)
+        audit = f"audit:\n  anchor: command:{program}\n"
+        with running_kernel(cwd=folder, policy=f"{STRICT}{audit}") as kernel:
+            assert kernel.run("1").receipt["isolation"]["level"] == "restricted"
+        eventually(lambda: anchors.exists() and anchors.read_text(), what="an anchor is made")
+
+
 def supervisor_of(kernel: Kernel) -> int:
     (found,) = [
         pid

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,8 +14,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from sandbox_kernel.isolation.engine import find_engines
-from tests.kernel import isolation, running_kernel
+from tests.kernel import running_kernel
 
 pytestmark = pytest.mark.process
 
@@ -74,14 +75,47 @@ def test_nbclient_sees_the_reason(
     assert notebook.cells[0].outputs[0].ename == "SandboxUnavailable"
 
 
-@pytest.mark.skipif(bool(find_engines({})), reason="this host has an engine")
 def test_a_host_without_an_engine_gives_the_next_level_and_says_why(tmp_path: Path) -> None:
-    accepting = isolation("container", "process", require="process")
-    env = {"DOCKER_HOST": "", "XDG_RUNTIME_DIR": str(tmp_path)}
-    with running_kernel(policy=accepting, cwd=tmp_path, env=env) as kernel:
-        assert kernel.run("1 + 1").receipt["isolation"]["level"] == "process"
-        banner = kernel.client.kernel_info(reply=True, timeout=10)["content"]["banner"]
-    assert "policy prefers container: no container engine was found\n" in banner
+    script = (
+        "import json, sys; sys.path.insert(0, ''); from pathlib import Path\n"
+        "from tests.kernel import isolation, running_kernel\n"
+        "accepting = isolation('container', 'process', require='process')\n"
+        f"directory = Path({str(tmp_path)!r})\n"
+        "env = {'DOCKER_HOST': '', 'XDG_RUNTIME_DIR': str(directory)}\n"
+        "with running_kernel(policy=accepting, cwd=directory, env=env) as kernel:\n"
+        "    cell = kernel.run('1 + 1')\n"
+        "    banner = kernel.client.kernel_info(reply=True, timeout=10)['content']['banner']\n"
+        "level = cell.receipt['isolation']['level'] if cell.status == 'ok' else None\n"
+        "print(json.dumps([level, cell.evalue, banner]))\n"
+    )
+    if shutil.which("dockerd", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        hidden: list[str] = []
+    elif os.geteuid() == 0:  # where it is seen to be installed, it counts as stopped
+        hide = 'mount --bind /dev/null "$(PATH=$PATH:/usr/sbin command -v dockerd)" && exec "$@"'
+        hidden = ["unshare", "--mount", "sh", "-c", hide, "sh"]
+    else:
+        pytest.skip("Docker is installed, which only root can hide")
+
+    def start(*before: str) -> list[str | None]:
+        done = subprocess.run(
+            [*before, sys.executable, "-c", script],
+            cwd=Path(__file__).parent.parent.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        found: list[str | None] = json.loads(done.stdout)
+        return found
+
+    level, _, banner = start(*hidden)
+    assert level == "process"
+    assert "policy prefers container: no container engine was found\n" in str(banner)
+    if hidden:
+        level, evalue, _ = start()
+        assert level is None, "the control"
+        assert "does not run: there is no such socket" in str(evalue)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_folders_only_their_owner_may_enter_work(tmp_path: Path) -> None:
     (private / "data.txt").chmod(0o600)
     with running_kernel(cwd=private) as kernel:
         assert kernel.run("open('data.txt').read()").result == "'mine'"
+
+
+def test_a_folder_below_var_tmp_is_like_any_other() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder, "data.txt").write_text("mine")
+        with running_kernel(cwd=folder) as kernel:
+            assert kernel.run("open('data.txt').read()").result == "'mine'"
+            assert kernel.value("__import__('os').getcwd()") == folder
+            assert kernel.run("open('/var/tmp/own', 'w').write('x')").result == "1"
+        assert not Path("/var/tmp/own").exists()
 
 
 def test_in_the_home_folder_hidden_files_stay_hidden(tmp_path: Path) -> None:
@@ -121,5 +132,5 @@ def test_the_state_directory_stays_hidden_even_inside_the_folder(
     state = tmp_path / "state"
     monkeypatch.setenv("SANDBOX_KERNEL_HOME", str(state))
     with running_kernel(cwd=tmp_path) as kernel:
-        assert {path.name for path in state.iterdir()} == {"audit", "run"}
+        assert {path.name for path in state.iterdir()} == {"audit", "run", "run.lock"}
         assert kernel.value(f"__import__('os').listdir({str(state)!r})") == []

@@ -54,7 +54,7 @@ def kernelspec(host: Host) -> Check:
     """Whether Jupyter offers the kernel, and can start it."""
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
-    fix = "Install it again: `pip install --force-reinstall --no-deps sandbox-kernel`."
+    fix = "Install it again, in its checkout: `pip install --force-reinstall --no-deps .`."
     manager = KernelSpecManager()
     if host.kernel_directories is not None:
         manager.kernel_dirs = list(host.kernel_directories)

@@ -28,7 +28,7 @@ def check_kernel(host: Host) -> list[Check]:
 
 def seccomp(host: Host) -> Check:
     """Whether the kernel has the actions that the profile asks for."""
-    fix = "Use a kernel that is built with CONFIG_SECCOMP_FILTER, Linux 4.14 or newer."
+    fix = "Use a kernel that is built with CONFIG_SECCOMP_FILTER, Linux 5.3 or newer."
     available = host.setting("kernel/seccomp/actions_avail")
     if available is None:
         return Check(SECCOMP, "missing", "this kernel tells of no system call filters", fix)

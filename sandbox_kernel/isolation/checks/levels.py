@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final
 
 from sandbox_kernel.isolation.checks.base import Check, Host, together
 from sandbox_kernel.isolation.checks.engines import ENGINE, IMAGE
@@ -29,12 +29,13 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 # Which image and which runtime must be there is a policy's own matter.
 _OF_POLICIES: Final = (IMAGE, GVISOR)
+# What a start knows before it tries; all else turns out when it is too late for another level.
+PASSED_OVER: Final = frozenset({(BWRAP, "missing"), (CHANGING_USER, "refused")})
 # What to know of a level before one asks for it.
 ABOUT: Final[Mapping[str, str]] = {
     "restricted": "only where a policy names it; weak: no namespaces, so it relies on the check of the "
     "code, system call filters and Landlock",
 }
-_IN_THIS_BUILD: Final = get_args(Level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,11 @@ class PolicyHere:
     fix: str | None = None
 
 
-def levels_here(
-    checks: Sequence[Check], in_this_build: Sequence[str] = _IN_THIS_BUILD
-) -> list[LevelHere]:
+def levels_here(checks: Sequence[Check]) -> list[LevelHere]:
     """Every level, as far as it does not depend on a policy."""
     found = []
     for level, needs in NEEDS.items():
-        why = _lacking(needs, checks) if level in in_this_build else "not in this build"
+        why = _lacking(needs, checks)
         found.append(LevelHere(level, not why, why, ABOUT.get(level, "")))
     return found
 
@@ -103,8 +102,11 @@ def _lack(policy: Policy, level: Level, checks: Sequence[Check], offers: Offers)
     needs = [name for name in NEEDS[level] if name not in _OF_POLICIES]
     offered = offers.lack(policy, level) if ENGINE in needs else None
     if why := _lacking(needs, checks):
-        # An engine that is there and does not say what it has is no reason for a start to go on.
-        return Lack(why, is_final=offered is not None and offered.is_final)
+        if ENGINE in needs:
+            # One that is there and does not say what it has is no reason for a start to go on.
+            return Lack(why, is_final=offered is not None and offered.is_final)
+        found = {(check.name, check.status) for check in checks if check.name in needs}
+        return Lack(why, is_final=not found & PASSED_OVER)
     return offered
 
 

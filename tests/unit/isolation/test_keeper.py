@@ -11,8 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.isolation import engine_http as client
 from sandbox_kernel.isolation.container import explain
 from sandbox_kernel.isolation.hire import HiredKeeper, hire
+from sandbox_kernel.isolation.keeper import find
 from sandbox_kernel.isolation.wanted import Found, Wanted
 from tests.unit.isolation.engine_server import says, serving
 
@@ -108,6 +113,36 @@ def test_a_container_that_the_engine_is_removing_is_kept_until_it_is_gone(tmp_pa
     with kept(tmp_path, engine) as keeper:
         assert engine.removed.wait(SECONDS)
         assert keeper.process.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize(
+    ("default", "same"), [("/usr/bin/runsc", True), ("crun", False), ("kata", False)]
+)
+def test_a_podman_that_was_started_anew_without_gvisor_gets_no_sandbox(
+    tmp_path: Path, default: str, same: bool
+) -> None:
+    answers = {
+        "/version": {"Components": [{"Name": "Podman Engine"}]},
+        "/info": {"DefaultRuntime": default, "SecurityOptions": []},
+        "/images/tag/json": {"Id": "sha256:2", "Config": {}},
+    }
+
+    def answer(first: str, connection: socket.socket) -> None:
+        path = first.split()[1]
+        body = next(said for end, said in answers.items() if path.endswith(end))
+        connection.sendall(says(200, json.dumps(body).encode()))
+
+    before = Found("gvisor", "runsc", "sha256:1", "podman")
+    with serving(tmp_path, answer) as address:
+        levels = (("gvisor", "runsc"), ("gvisor", "kata"))
+        wanted = Wanted(address, levels, "python", "tag", None)
+        if same:
+            assert find(client.Engine(address), wanted, before._asdict()) == before
+        else:
+            with pytest.raises(SandboxUnavailable) as caught:
+                find(client.Engine(address), wanted, before._asdict())
+            assert caught.value.hint
+            assert not caught.value.missing
 
 
 def test_a_container_that_is_gone_before_it_was_seen_is_told_by_what_it_printed(

@@ -12,7 +12,8 @@ from sandbox_kernel.isolation.container import Allowance, Containers
 from sandbox_kernel.isolation.remembered import recall, remember
 from sandbox_kernel.isolation.wanted import Wanted
 
-ADDRESS = "unix:///nowhere/engine.sock"
+# Its socket is there; nobody speaks to it.
+ADDRESS = f"unix://{__file__}"
 WANTED = Wanted(ADDRESS, (("gvisor", "runsc"), ("container", None)), "python", "tag", None)
 ALLOWANCE = Allowance(1 << 30, 100, 1.5)
 
@@ -59,7 +60,7 @@ def test_another_engine_is_not_asked_for_what_this_one_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     remember("mine", containers())
-    monkeypatch.setenv("DOCKER_HOST", "unix:///another")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{Path(__file__).parent}")
     assert recall("mine", None) is None
 
 

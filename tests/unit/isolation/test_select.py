@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sandbox_kernel.errors import ImageError, SandboxUnavailable
 from sandbox_kernel.isolation import process
+from sandbox_kernel.isolation.engine import find_engines
 from sandbox_kernel.isolation.select import Selection
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.model import Level
@@ -20,7 +22,9 @@ NO_IMAGE = SandboxUnavailable("The engine has no image for 'python'.", hint="Bui
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """One with bubblewrap and an engine; the state home, where the list of images is."""
     monkeypatch.setattr(process, "find_bwrap", lambda: Path("/usr/bin/bwrap"))
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/engine.sock")
+    engine = tmp_path / "engine.sock"
+    engine.touch()
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{engine}")
     monkeypatch.setenv("SANDBOX_KERNEL_HOME", str(tmp_path))
     return tmp_path
 
@@ -71,6 +75,23 @@ def test_nothing_weaker_than_required_is_chosen(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SandboxUnavailable, match="No container engine was found"):
         chosen.choose()
     assert chosen.remarks == (), "it begins anew"
+
+
+def test_an_engine_that_is_stopped_gives_no_weaker_level_and_is_used_once_it_runs(
+    monkeypatch: pytest.MonkeyPatch, host: Path
+) -> None:
+    engine = host / "docker.sock"
+    found = partial(find_engines, {}, host, [str(host)])
+    monkeypatch.setattr("sandbox_kernel.isolation.engine.find_engines", found)
+    chosen = selection("container", "process")
+    assert chosen.choose().level == "process", "the control: no Docker is installed"
+    (host / "dockerd").touch(mode=0o755)
+    chosen = selection("container", "process")
+    for _ in range(2):  # the next cell tries again
+        with pytest.raises(SandboxUnavailable, match=f"{engine} does not run: .* start docker"):
+            chosen.choose()
+    engine.touch()
+    assert chosen.choose().level == "container"
 
 
 def test_a_list_of_images_that_cannot_be_read_gives_no_weaker_level(host: Path) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from sandbox_kernel.isolation.view import plan_environment, plan_view
+from sandbox_kernel.isolation.view import HOME_ENTRIES, plan_environment, plan_view
 
 
 @pytest.fixture
@@ -96,6 +99,53 @@ def test_symlinks_in_the_home_folder_are_not_followed(home: Path) -> None:
     view = plan_view(home, (), {home}, {})
     assert home / "all" not in view.read_only
     assert home / "keys" not in view.read_only
+
+
+def test_a_home_folder_with_any_number_of_entries_is_shown_in_part_folders_first(
+    home: Path,
+) -> None:
+    for number in range(HOME_ENTRIES):
+        (home / f"file{number}").touch()
+    for number in range(10):
+        (home / f"zfolder{number}").mkdir()
+    view = plan_view(home, (), {home}, {})
+    shown = [path for path in view.read_only if path.is_relative_to(home)]
+    assert len(shown) == HOME_ENTRIES
+    assert {home / f"zfolder{number}" for number in range(10)} < {*shown}
+    assert any(note.startswith(f"10 more in {home} are not visible") for note in view.notes)
+
+
+def test_an_entry_of_the_home_folder_that_cannot_be_looked_at_is_left_out_with_a_note(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "remote").mkdir()  # as a mount whose server is gone
+    (home / "work").mkdir()
+    lstat = Path.lstat
+
+    def fails(path: Path) -> os.stat_result:
+        if path == home / "remote":
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", fails)
+    view = plan_view(home, (), {home}, {})
+    assert home / "work" in view.read_only
+    assert home / "remote" not in view.read_only
+    assert f"{home}/remote is not visible: {os.strerror(errno.ENOTCONN)}" in view.notes
+
+
+def test_packages_that_are_installed_to_be_edited_are_visible(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, module = home / "project" / "package", home / "project" / "module.py"
+    package.mkdir(parents=True)
+    module.touch()
+    finder = ModuleType("__editable___project_0_1_finder")  # as setuptools makes it
+    finder.MAPPING = {"package": str(package), "module": str(module)}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    view = plan_view(home / "work", (), {home}, {})
+    assert {package, module} < {*view.read_only}
+    assert home / "project" not in view.read_only
 
 
 def test_a_secret_behind_a_symlink_is_hidden_by_its_real_name(home: Path) -> None:

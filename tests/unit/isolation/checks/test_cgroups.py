@@ -85,9 +85,9 @@ def test_a_directory_of_root_is_not_for_an_ordinary_user(tmp_path: Path) -> None
     assert made.status == "missing"
 
 
-def test_a_kernel_that_tells_nothing_is_unknown(tmp_path: Path) -> None:
+def test_a_kernel_without_cgroups_has_none(tmp_path: Path) -> None:
     made, memory = check_cgroups(made_up(tmp_path))
-    assert (made.status, memory.status) == ("unknown", "unknown")
+    assert (made.status, memory.status) == ("missing", "missing")
 
 
 def test_nonsense_is_unknown(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.isolation.checks.engines import Engine, ask, check_engines, image
 from sandbox_kernel.isolation.engine import find_engines
-from tests.unit.isolation.checks.hosts import engine_at, listening, made_up
+from tests.unit.isolation.checks.hosts import engine_at, listening, made_up, program
 
 DOCKER = {
     "/version": {
@@ -70,7 +70,22 @@ def test_the_environment_decides_or_sockets_are_found_ones_own_first(tmp_path: P
         f"unix://{own}/podman/podman.sock",
         f"unix://{run}/docker.sock",
     ]
-    assert find_engines({}, tmp_path) == []
+    assert find_engines({}, tmp_path, []) == []
+
+
+def test_a_docker_that_is_installed_and_has_no_socket_is_an_engine_that_is_stopped(
+    tmp_path: Path,
+) -> None:
+    program(tmp_path, "podman", "")  # which has no daemon
+    assert find_engines({}, tmp_path, [str(tmp_path / "bin")]) == []
+    program(tmp_path, "dockerd", "")
+    for environ, programs in (({}, [str(tmp_path / "bin")]), ({"PATH": str(tmp_path / "bin")}, [])):
+        assert find_engines(environ, tmp_path, programs) == [f"unix://{tmp_path}/docker.sock"]
+    (tmp_path / "podman").mkdir()
+    (tmp_path / "podman" / "podman.sock").touch()
+    assert find_engines({}, tmp_path, [str(tmp_path / "bin")]) == [
+        f"unix://{tmp_path}/podman/podman.sock"
+    ], "it is not needed"
 
 
 def test_an_engine_that_is_named_twice_is_asked_once(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def available(levels: Iterable[LevelHere]) -> list[str]:
 
 
 def test_a_host_with_everything_has_all_levels() -> None:
-    assert available(levels_here(checks(), ALL)) == list(ALL)
+    assert available(levels_here(checks())) == list(ALL)
 
 
 @pytest.mark.parametrize("which", ALL)
@@ -46,24 +46,18 @@ def test_a_level_does_without_none_of_what_it_needs(which: str) -> None:
                 Check(check.name, status if check.name == name else "ok", "")  # type: ignore[arg-type]
                 for check in checks()
             ]
-            (here,) = [here for here in levels_here(found, ALL) if here.level == which]
+            (here,) = [here for here in levels_here(found) if here.level == which]
             assert not here.available
             assert name in here.why
 
 
 def test_an_engine_that_a_start_would_not_use_is_not_enough() -> None:
     found = [*checks(engine="unknown"), Check(OTHER_ENGINE, "ok", "")]
-    assert available(levels_here(found, ALL)) == ["restricted", "process"]
+    assert available(levels_here(found)) == ["restricted", "process"]
 
 
 def test_what_was_never_checked_is_not_there() -> None:
-    assert available(levels_here([], ALL)) == []
-
-
-def test_a_level_that_this_build_does_not_have_is_not_there() -> None:
-    levels = levels_here(checks(), ["process"])
-    assert available(levels) == ["process"]
-    assert {here.why for here in levels if not here.available} == {"not in this build"}
+    assert available(levels_here([])) == []
 
 
 # policies
@@ -104,6 +98,14 @@ def test_what_a_start_would_fail_with_is_not_passed_over() -> None:
     closed = Offering(gvisor=Lack("would not come up", is_final=True))
     here = policy_here(asking("gvisor", "container"), checks(), closed)
     assert (here.level, here.why) == (None, "gvisor would not come up")
+
+
+def test_what_turns_out_only_at_a_start_is_not_passed_over() -> None:
+    for lacking in ({"user_namespaces": "refused"}, {"bwrap": "refused"}, {"seccomp": "missing"}):
+        here = policy_here(asking("process", "container"), checks(**lacking), Offering())  # type: ignore[arg-type]
+        assert here.level is None, lacking
+    here = policy_here(asking("process", "container"), checks(bwrap="missing"), Offering())
+    assert here.level == "container", "the control: a start knows that"
 
 
 def test_an_image_of_the_policy_s_own_will_do_where_no_other_was_built() -> None:
