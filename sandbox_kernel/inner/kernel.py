@@ -20,6 +20,7 @@ from ipykernel.utils import _async_in_context
 
 from . import debugger
 from .outstream import BridgeOutStream
+from .session import check_size, refused
 from .soft_limits import set_soft_limits
 from .state import State
 
@@ -134,10 +135,24 @@ class BridgeKernel(IPythonKernel):
             self._tell_unmade(terms.get("text_bytes"))
         set_soft_limits(terms)
         BridgeOutStream.allow(terms.get("text_bytes"))
-        with self.state.running(parent["header"]["msg_id"]):
-            await super().execute_request(stream, ident, parent)
-        # A cell of a subshell may have overtaken this one.
-        self.state.label = max(self.state.label, terms.get("serial", 0))
+        try:
+            with self.state.running(parent["header"]["msg_id"]):
+                await super().execute_request(stream, ident, parent)
+        finally:
+            # Whatever became of its reply. A cell of a subshell may have overtaken this one.
+            self.state.label = max(self.state.label, terms.get("serial", 0))
+
+    def finish_metadata(self, parent: Any, metadata: Any, reply_content: Any) -> Any:
+        # Only these can make a reply large: values asked for behind the cell, text for the next one.
+        if reply_content.get("user_expressions") or reply_content.get("payload"):
+            try:
+                check_size(len(self.session.pack(reply_content)))
+            except ValueError as error:
+                failed = refused(error)
+                # As any error of the cell is shown.
+                self.shell._showtraceback(ValueError, failed["evalue"], failed["traceback"])
+                reply_content |= {**failed, "user_expressions": {}, "payload": []}
+        return super().finish_metadata(parent, metadata, reply_content)
 
     def _tell_unmade(self, text_bytes: int | None) -> None:
         """A cell runs without a checkpoint: say so, unless it may not print as much."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 
 # The supervisor, where it is the first process of a pid namespace: then all there are are its own.
@@ -75,12 +76,13 @@ def started(pid: int | str) -> int:
     return int(fields[19]) if fields else 0
 
 
-def threads_since(pid: int, ticks: int) -> int:
-    """How many threads of a process were started at ``ticks`` (since boot) or later."""
+def threads_of(pid: int) -> list[tuple[int, int]]:
+    """The threads of a process: each one's number, of one count with processes, and when it was started."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-        tasks = os.listdir(f"/proc/{pid}/task")
-        return sum(started(f"{pid}/task/{task}") >= ticks for task in tasks)
-    return 0
+        return [
+            (int(task), started(f"{pid}/task/{task}")) for task in os.listdir(f"/proc/{pid}/task")
+        ]
+    return []
 
 
 def alive(pid: int) -> bool:
@@ -90,6 +92,19 @@ def alive(pid: int) -> bool:
 def is_alive(fields: list[str]) -> bool:
     """Its main thread may have ended before its others, who have all its memory still."""
     return bool(fields) and (fields[0] not in "ZX" or int(fields[17]) > 1)
+
+
+def will_live(pid: int) -> bool:
+    """Whether it lives, and nobody has killed it: to give back its memory may take it a while."""
+    _, fields = about(pid)
+    # Without address space it is on its way out.
+    if not is_alive(fields) or not int(fields[20]):
+        return False
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        pending = [status.partition(f"{name}:")[2].split()[0] for name in ("SigPnd", "ShdPnd")]
+        return not any(int(signals, 16) & 1 << (signal.SIGKILL - 1) for signals in pending)
+    return True  # gVisor does not say
 
 
 def is_users(pid: int) -> bool:

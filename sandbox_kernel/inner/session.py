@@ -18,19 +18,36 @@ class BridgeSession(Session):
         self, stream: Any, msg_or_type: Any, content: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         for buffer in kwargs.get("buffers") or ():
-            _check_size(memoryview(buffer).nbytes)
+            check_size(memoryview(buffer).nbytes)
         if msg_or_type in ("error", "execute_reply") and "traceback" in (content or {}):
             content = {
                 **content,
                 "evalue": shortened(content["evalue"]),
                 "traceback": [shortened(line) for line in content["traceback"]],
             }
-        return super().send(stream, msg_or_type, content, *args, **kwargs)
+        try:
+            return super().send(stream, msg_or_type, content, *args, **kwargs)
+        except ValueError as error:
+            if not str(msg_or_type).endswith("_reply"):
+                raise
+            # No code of the user's would see it, and whoever has asked waits for an answer.
+            return super().send(stream, msg_or_type, refused(error), *args, **kwargs)
 
     def serialize(self, *args: Any, **kwargs: Any) -> list[bytes]:
         frames: list[bytes] = super().serialize(*args, **kwargs)
-        _check_size(max(map(len, frames)))
+        check_size(max(map(len, frames)))
         return frames
+
+
+def refused(error: ValueError) -> dict[str, Any]:
+    """The content of a reply that cannot be sent as it is."""
+    evalue = shortened(str(error))
+    return {
+        "status": "error",
+        "ename": "ValueError",
+        "evalue": evalue,
+        "traceback": [f"ValueError: {evalue}"],
+    }
 
 
 def shortened(text: str) -> str:
@@ -42,7 +59,7 @@ def shortened(text: str) -> str:
     return f"{text[:half]} … ({left_out:,} characters left out) … {text[-half:]}"
 
 
-def _check_size(size: int) -> None:
+def check_size(size: int) -> None:
     if size > MAX_FRAME_BYTES:
         msg = (
             f"an output of {size >> 20} MiB is over the {MAX_FRAME_BYTES >> 20} MiB that one "

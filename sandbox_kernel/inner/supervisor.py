@@ -52,7 +52,8 @@ from .processes import (
     parent_of,
     signal_all,
     started,
-    threads_since,
+    threads_of,
+    will_live,
 )
 
 PR_SET_PDEATHSIG = 1
@@ -215,8 +216,7 @@ class Supervisor:
             if command == "interrupt" and self._kernel_pid:
                 killpg(self._kernel_pid, signal.SIGINT)
             elif command == "sweep":
-                ended = self._sweep(int(words[0]))
-                self._say(f"swept {ended} {threads_since(self._kernel_pid, int(words[0]))}")
+                self._say("swept {} {}".format(*self._sweep(int(words[0]))))
             elif command == "rollback":
                 self._roll_back(words[0], words[1])
             elif command == "forget":
@@ -291,7 +291,7 @@ class Supervisor:
 
     def _forget_dead(self) -> None:
         """A cell, or the out-of-memory killer, may have ended some."""
-        for checkpoint in [each for each in self._checkpoints if not alive(each.pid)]:
+        for checkpoint in [each for each in self._checkpoints if not will_live(each.pid)]:
             self._checkpoints.remove(checkpoint)
             os.close(checkpoint.wake)
 
@@ -337,22 +337,23 @@ class Supervisor:
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def _sweep(self, ticks: int) -> int:
-        """Kill processes started at ``ticks`` (since boot) or later; how many there were."""
+    def _sweep(self, ticks: int) -> tuple[int, int]:
+        """Kill processes started at ``ticks`` (since boot) or later; how many there were.
+
+        And how many threads of the kernel process were, which nobody can kill.
+        """
         self._read_desk()
         spared = {self._kernel_pid, *(checkpoint.pid for checkpoint in self._checkpoints)}
         # A cell may begin in the same tick in which the one before it has started something: that is
         # older than the checkpoint between the two, and not to be swept away with the second.
         before = self._checkpoints[-2].pid if len(self._checkpoints) > 1 else 0
 
-        def is_doomed(pid: int) -> bool:
-            if pid in spared:
-                return False
-            at = started(pid)
+        def is_new(number: int, at: int) -> bool:
             # Much later, a low number means that all have been used and it begins again.
-            return at >= ticks and not (pid < before and at <= ticks + SAME_MOMENT_TICKS)
+            return at >= ticks and not (number < before and at <= ticks + SAME_MOMENT_TICKS)
 
-        return self._kill(is_doomed)
+        killed = self._kill(lambda pid: pid not in spared and is_new(pid, started(pid)))
+        return killed, sum(is_new(*thread) for thread in threads_of(self._kernel_pid))
 
     def _kill(self, is_doomed: Callable[[int], bool]) -> int:
         """Kill these processes; how many there were."""

@@ -37,7 +37,10 @@ def find_places(about: Path = OURSELVES) -> Iterator[tuple[int, dict[str, Path]]
 
     ``about`` has the files ``cgroup`` and ``mountinfo`` of this process.
     """
-    directories = directories_of(about / "cgroup", about / "mountinfo")
+    try:
+        directories = directories_of(about / "cgroup", about / "mountinfo")
+    except FileNotFoundError:
+        return  # a kernel without cgroups
     if "" in directories and (parent := _parent_v2(*directories[""])) is not None:
         more = [name for name in (PIDS, SHARE) if _hands_on(parent, name)]
         controllers = [MEMORY, CPU, *more]
@@ -55,8 +58,9 @@ def directories_of(cgroups: Path, mounts: Path) -> dict[str, tuple[Path, Path]]:
     """
     own: dict[str, str] = {}
     for line in _lines(cgroups):
-        _, names, path = line.split(":", 2)
-        own.update(dict.fromkeys(names.split(","), path))
+        if line:  # a kernel may have cgroups and nobody who has set them up
+            _, names, path = line.split(":", 2)
+            own.update(dict.fromkeys(names.split(","), path))
     directories: dict[str, tuple[Path, Path]] = {}
     for line in _lines(mounts):
         before, _, after = line.partition(" - ")

@@ -9,6 +9,7 @@ from sandbox_kernel.errors import (
     LIMIT_ERRORS,
     CellInterrupted,
     CellLimitExceeded,
+    ReplyLost,
     SandboxError,
     SandboxLost,
     what_became,
@@ -17,7 +18,8 @@ from sandbox_kernel.limits.ladder import Restored
 from sandbox_kernel.limits.watch import Excess, Watch
 from sandbox_kernel.outputs.receipt import Exceeded
 from sandbox_kernel.policy.model import LIMITS, Policy
-from sandbox_kernel.relay.settle import Ending
+from sandbox_kernel.relay.cells import RunningCell
+from sandbox_kernel.relay.settle import NOTHING_USED, Ending
 from sandbox_kernel.words import Action, Outcome, State, amount, count, duration
 
 NOT_KEPT: Final = "what earlier cells changed after the last checkpoint"
@@ -57,6 +59,14 @@ def refused(excess: Excess, policy: Policy) -> CellLimitExceeded:
     )
 
 
+def of_itself(watch: Watch) -> Ending:
+    """It was not stopped, and nothing has ended under it."""
+    cell = watch.cell
+    if cell.request.is_cell and cell.reply is None:
+        return Ending(watch.usage(), error=ReplyLost(), outcome="error")
+    return Ending(watch.usage())
+
+
 def kept(watch: Watch, policy: Policy) -> Ending:
     """It was interrupted, and nothing of it is left."""
     return _over_limit(watch, policy, "interrupted", Fate("", "kept"))
@@ -76,6 +86,14 @@ def ended(watch: Watch, policy: Policy, fate: Fate) -> Ending:
     else:
         error, outcome = sandbox_lost(fate), "lost"
     return Ending(watch.usage(), state, error, outcome, not_restored=not_restored)
+
+
+def never_begun(cell: RunningCell, fate: Fate) -> Ending:
+    """It was to run behind what its process ended with. Only a cell is told: all else is sent again."""
+    if not cell.request.is_cell:
+        return Ending(NOTHING_USED, fate.state)
+    error = sandbox_lost(fate)
+    return Ending(NOTHING_USED, fate.state, error, "lost", not_restored=fate.not_restored)
 
 
 def _over_limit(watch: Watch, policy: Policy, action: Action, fate: Fate) -> Ending:

@@ -6,18 +6,22 @@ process is killed and the checkpoint made before the cell takes its place. Only 
 sandbox is replaced and the variables are lost. The error says which of these it was.
 
 All cells share one sandbox, so what is done to one ends those of other subshells too.
+
+What is sent in while something else runs waits in line, there as here: its limits count from its turn on.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Final
 
 from sandbox_kernel.limits import endings
 from sandbox_kernel.limits.budget import Spending
 from sandbox_kernel.limits.endings import Fate
 from sandbox_kernel.limits.ladder import Concluding, Ladder, Restored
+from sandbox_kernel.limits.line import Line, Waiting
 from sandbox_kernel.limits.own_memory import OWN_GROWTH_BYTES, OwnMemory
 from sandbox_kernel.limits.shortage import Shortage
 from sandbox_kernel.limits.watch import Excess, Watch
@@ -37,6 +41,8 @@ INSIST_SECONDS: Final = 1.0
 # A subshell that was asked for so long before a cell may get its thread while that runs.
 SUBSHELL_SECONDS: Final = 1.0
 SUBSHELLS_REMEMBERED: Final = 64
+# How often a message of the frontend's may be in memory: as it came, and on its way in.
+COPIES: Final = 2
 
 
 class Enforcer:
@@ -47,6 +53,7 @@ class Enforcer:
         self._policy = policy
         self._ladder = ladder
         self._concluding = concluding
+        self._line = Line()
         self._watches: dict[str, Watch] = {}
         ladder.finished = 0
         self._spending = Spending(policy.budget)
@@ -58,6 +65,8 @@ class Enforcer:
         # Whether the sandbox was looked at since the last cell.
         self._rested = False
         self._rolling_back = False
+        # Whether a cell has ended beside one that runs on: if that goes back, it goes to before both.
+        self._ended_beside = False
         self._how_it_died = ""
         self._timer: Timer | None = None
 
@@ -65,7 +74,18 @@ class Enforcer:
 
     @property
     def watching(self) -> bool:
-        return bool(self._watches)
+        return bool(self._watches or self._line)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the main lane has something to do that is not being ended."""
+        return self._line.holds(None) or any(
+            cell.request.lane_id is None for cell in self._running()
+        )
+
+    def watches(self, cell: RunningCell) -> bool:
+        """Whether the cell answers for what it does: not before its turn."""
+        return cell.request.msg_id in self._watches
 
     def check_budget(self) -> None:
         """Raise the error of a cell that comes when the notebook's budget is used up."""
@@ -74,11 +94,32 @@ class Enforcer:
             raise endings.refused(excess, self._policy)
 
     def begin(self, cell: RunningCell, limits: Limits) -> None:
+        """It is sent in: from its turn on it is watched."""
+        self._line.join(cell, limits)
+        self._call_up()
+
+    def began(self, cell: RunningCell) -> None:
+        """The inner kernel has come to the cell: what was ahead of it is over, whether it says so or not."""
+        if (waiting := self._line.leave(cell)) is not None:
+            self._watch(waiting)
+
+    def _call_up(self) -> None:
+        """Watch what has its turn by now."""
+        while not self._rolling_back and (waiting := self._line.next(self._running())) is not None:
+            self._watch(waiting)
+
+    def _running(self) -> list[RunningCell]:
+        return [watch.cell for watch in self._watches.values() if not watch.ending]
+
+    def _watch(self, waiting: Waiting) -> None:
+        cell, limits = waiting
         meter = self._ladder.meter()
         assert meter is not None
         if not self._watches:
             self._own_memory.begin()
         watch = self._watches[cell.request.msg_id] = Watch.begin(cell, limits, meter)
+        if cell.request.is_cell and cell.request.lane_id is None:
+            self._ended_beside = False  # a checkpoint is made before it
         watch.began_over = self._shortage.before_cell(watch.meter.baseline.memory_bytes)
         self._shortage.renew()
         self._rested = False
@@ -86,6 +127,7 @@ class Enforcer:
 
     def pause(self, cell: RunningCell) -> None:
         """The cell waits for the user: that time is not its own."""
+        self.began(cell)
         if watch := self._watches.get(cell.request.msg_id):
             watch.clock.wait()
 
@@ -135,6 +177,12 @@ class Enforcer:
 
     def over(self, cell: RunningCell) -> None:
         """The cell's reply and idle are here."""
+        if not cell.request.is_cell and self._line.leave(cell) is not None:
+            # It was so short, or beside a cell that answers for it.
+            self._concluding.conclude(cell, Ending(NOTHING_USED))
+            self._call_up()
+            return
+        self.began(cell)
         watch = self._watches.get(cell.request.msg_id)
         if watch is None or watch.ending:
             return
@@ -147,12 +195,14 @@ class Enforcer:
                 self._roll_back()
                 return
         if watch.excess is None:
-            self._conclude(watch, Ending(watch.usage()))
+            self._conclude(watch, endings.of_itself(watch))
         elif not self._left_threads(watch, watch.reading.kernel_threads_added):
             watch.ending = True
             watch.clock.pause()
             ticks = watch.meter.baseline.ticks
             self._ladder.sweep(ticks, lambda threads: self._swept(watch, threads))
+            # Behind it there may be something that hangs.
+            self._call_up()
 
     def cut_off(self, cell: RunningCell) -> Ending:
         """How a cell ends whose kernel ends: with what it has used so far."""
@@ -205,15 +255,23 @@ class Enforcer:
 
     def _tick(self) -> None:
         self._timer = None
-        if not self._rolling_back and self._own_memory.swamped:
+        if not self._ladder.ready:
+            pass  # it is going back, or is not there: nothing can be done to it, nor need be
+        elif self._is_swamped:
             self._hang_up()
         elif self._watches:
             for watch in list(self._watches.values()):
                 if not watch.ending:
                     self._look_at(watch)
-        elif not self._rolling_back:
+        else:
             self._look_at_idle()
         self._schedule()
+
+    @property
+    def _is_swamped(self) -> bool:
+        """Whether the sandbox fills the wrapper. What the frontend has sent is not its doing."""
+        beyond = self._own_memory.growth_bytes - OWN_GROWTH_BYTES
+        return beyond > 0 and beyond > COPIES * self._concluding.held_bytes()
 
     def _hang_up(self) -> None:
         """Close the connections that swamp the wrapper; with them goes the kernel process."""
@@ -297,14 +355,20 @@ class Enforcer:
 
     def _restored(self, restored: Restored | None) -> None:
         self._rolling_back = False
+        if restored is not None and self._ended_beside:
+            restored = replace(restored, is_older=True)
+        self._ended_beside = False
         how = self._how_it_died or "another cell, which ran beside it, had to be stopped"
         fate = Fate.after(restored, self._ladder.finished, how, insisted=self._insisted)
         self._how_it_died, self._insisted = "", False
         self._ladder.finished = 0 if restored is None else restored.label
         if not self._watches:
             self._concluding.notice(str(endings.between_cells(fate)))
+        never_begun = self._line.leave_all()
         for watch in list(self._watches.values()):
             self._conclude(watch, endings.ended(watch, self._policy, fate))
+        for cell, _ in never_begun:
+            self._concluding.conclude(cell, endings.never_begun(cell, fate))
 
     def _swept(self, watch: Watch, threads: int) -> None:
         if watch.cell.request.msg_id not in self._watches:
@@ -323,6 +387,11 @@ class Enforcer:
             self._roll_back()
         return watch.threads_left > 0
 
+    def _keeps_from_checkpoint(self) -> bool:
+        """Whether something runs that must be over before the kernel makes its next checkpoint."""
+        requests = (watch.cell.request for watch in self._watches.values())
+        return any(request.is_cell or request.lane_id is None for request in requests)
+
     def _conclude(self, watch: Watch, ending: Ending) -> None:
         del self._watches[watch.cell.request.msg_id]
         if not self._watches:
@@ -331,5 +400,8 @@ class Enforcer:
         self._shortage.renew()
         if ending.state == "kept":
             self._ladder.finished = max(self._ladder.finished, watch.cell.serial)
+            self._ended_beside |= watch.cell.request.is_cell
+        self._ended_beside &= self._keeps_from_checkpoint()
         self._spending.add(ending.usage)
         self._concluding.conclude(watch.cell, ending)
+        self._call_up()

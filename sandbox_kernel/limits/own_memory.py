@@ -26,10 +26,6 @@ class OwnMemory:
     def growth_bytes(self) -> int:
         return self._now_bytes() - self._before_bytes
 
-    @property
-    def swamped(self) -> bool:
-        return self.growth_bytes > OWN_GROWTH_BYTES
-
     def _now_bytes(self) -> int:
         """What is resident."""
         return int(os.pread(self._statm, 256, 0).split()[1]) * PAGE_BYTES

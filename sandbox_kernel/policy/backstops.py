@@ -78,7 +78,7 @@ CONTROLS: Final = {
         Control(
             "environment",
             "Of the environment variables only those on a short list of harmless ones enter the "
-            "sandbox.",
+            "sandbox, and those that the policy's `environment.pass` names.",
             ("isolation/view.py",),
         ),
     )

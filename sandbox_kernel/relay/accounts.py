@@ -42,8 +42,13 @@ class Accounts:
 
     def may_show(self, cell: RunningCell | None, message: Message) -> bool:
         """Count a message; whether it is within the limits of the cell that answers for it."""
-        # What names no cell that runs is on the bill of the one that does, or of the pause.
-        account = cell or next(iter(self._cells.in_flight), self._between)
+        watches = self._enforcer.watches
+        # What names no cell that runs is on the bill of the one that does, or of the pause. One that
+        # waits for the user's yes does not run, and nobody would stop it.
+        if cell is not None and watches(cell):
+            account = cell
+        else:
+            account = next(filter(watches, self._cells.in_flight), self._between)
         account.messages += 1
         account.output_bytes += message.weight
         if message.msg_type in OUTPUTS:

@@ -35,10 +35,11 @@ class Answers:
         socket = self._frontend.control if request.channel == "control" else self._frontend.shell
         self._send(socket, reply, request.message.idents)
 
-    def ask(self, request: Request, content: Mapping[str, Any]) -> None:
-        """A question of the wrapper's own, to who sent the request."""
+    def ask(self, request: Request, content: Mapping[str, Any]) -> str:
+        """A question of the wrapper's own, to who sent the request; its msg_id."""
         prompt = self._author.message("input_request", content, request.message)
         self.forward_prompt(request, prompt)
+        return prompt.msg_id
 
     def forward_prompt(self, request: Request, prompt: Message) -> None:
         self._send(self._frontend.stdin, prompt, request.message.idents)
@@ -104,6 +105,10 @@ class Answers:
             self.answer(request, unavailable_kernel_info(error))
         elif request.expects_reply:
             self.answer(request, error_content(error))
+        else:
+            # A message to a widget, which sends nothing more until it is done with this one.
+            self.status("busy", request.message)
+            self.status("idle", request.message)
 
     def show_input(self, request: Request, execution_count: int) -> None:
         """What ipykernel says when a cell begins."""

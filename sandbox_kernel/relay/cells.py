@@ -148,6 +148,10 @@ class RunningCell:
     announced: bool = False
     # When it was forwarded, by the monotonic clock.
     sent: float = 0.0
+    # Whether the user was asked for it, and nothing was answered inside since.
+    asks: bool = False
+    # Whether the inner kernel has said that it has come to it.
+    begun: bool = False
     reply: Message | None = None
     idle: Message | None = None
     # The error it published after it was stopped; shown within the wrapper's own.
@@ -195,55 +199,92 @@ class Cells:
 
     def __init__(self) -> None:
         self._lanes: dict[str | None, Lane] = {}
+        # What goes in by control waits for no cell.
+        self._control = Lane()
         self._running: dict[str, RunningCell] = {}
         # Requests that are no cells but run code all the same: a widget's callback, a completion.
         self._callbacks: dict[str, RunningCell] = {}
+        # Messages to widgets that came while there was no inner kernel.
+        self._overtaking: list[Request] = []
 
     def admit(self, request: Request) -> list[Request]:
         """Take a request in; the requests (it, or none) that may be forwarded now."""
-        if request.msg_type in OVERTAKING:
+        if request.msg_type in OVERTAKING and not self._is_taken(request):
             return [request]
-        lane = self._lanes.setdefault(request.lane_id, Lane())
+        lane = self._lane(request)
         lane.waiting.append(request)
         return self._next(lane)
 
     def hold(self, request: Request) -> None:
         """Queue a request without forwarding: there is no inner kernel to take it yet."""
-        self._lanes.setdefault(request.lane_id, Lane()).waiting.append(request)
+        if request.msg_type in OVERTAKING:
+            self._overtaking.append(request)
+        else:
+            self._lane(request).waiting.append(request)
 
     def put_back(self, requests: Iterable[Request]) -> None:
         """Queue requests that were forwarded in vain, ahead of those that never were."""
         for request in reversed(list(requests)):
-            self._lanes.setdefault(request.lane_id, Lane()).waiting.appendleft(request)
+            self._lane(request).waiting.appendleft(request)
 
     def release(self) -> list[Request]:
         """Everything that may be forwarded now; lanes with nothing left are forgotten."""
-        ready = [request for lane in self._lanes.values() for request in self._next(lane)]
+        ready = [request for lane in self._all_lanes() for request in self._next(lane)]
         self._lanes = {lane_id: lane for lane_id, lane in self._lanes.items() if not lane.idle}
-        return ready
+        # Behind the cells that begin, which may await them, and ahead of those that wait.
+        overtaking, self._overtaking = self._overtaking, []
+        return ready + overtaking
 
     def running(self, msg_id: str | None) -> RunningCell | None:
         return None if msg_id is None else self._running.get(msg_id)
 
+    def begun_by(self, request: Request) -> RunningCell | None:
+        """The cell that is this very request, not another one with its id."""
+        cell = self._running.get(request.msg_id)
+        return cell if cell is not None and cell.request is request else None
+
     def watched(self, msg_id: str | None) -> RunningCell | None:
-        """The cell, or the callback, that the request with this id has begun."""
+        """The cell, or the callback, that the request with this id has begun inside."""
         if msg_id is None:
             return None
-        return self._running.get(msg_id) or self._callbacks.get(msg_id)
+        cell = self._running.get(msg_id)
+        return cell if cell is not None and cell.sent else self._callbacks.get(msg_id)
 
     def ahead_of(self, request: Request) -> RunningCell | None:
         """The cell that runs in the request's lane."""
         lane = self._lanes.get(request.lane_id)
         return None if lane is None else lane.running
 
+    def before(self, request: Request) -> Request | None:
+        """The cell right before it in its lane, which runs or waits."""
+        lane = self._lane(request)
+        cell = None if lane.running is None else lane.running.request
+        for each in lane.waiting:
+            if each is request:
+                break
+            if each.is_cell:
+                cell = each
+        return cell
+
     @property
     def in_flight(self) -> list[RunningCell]:
         return list(self._running.values())
 
     @property
+    def held_bytes(self) -> int:
+        """What all requests take that are not over."""
+        waiting = [request for lane in self._lanes.values() for request in lane.waiting]
+        begun = [each.request for each in (*self._running.values(), *self._callbacks.values())]
+        return sum(each.message.weight for each in (*waiting, *begun, *self._overtaking))
+
+    @property
     def one_runs(self) -> bool:
         """Whether one cell runs, and nothing else."""
         return len(self._running) == 1 and not self._callbacks
+
+    @property
+    def callbacks(self) -> list[RunningCell]:
+        return list(self._callbacks.values())
 
     def begin_callback(self, callback: RunningCell) -> None:
         self._callbacks[callback.request.msg_id] = callback
@@ -265,27 +306,56 @@ class Cells:
 
     def take_waiting(self) -> list[Request]:
         """Empty all queues: what waits will be answered some other way."""
-        waiting = [request for lane in self._lanes.values() for request in lane.waiting]
-        for lane in self._lanes.values():
+        waiting = [request for lane in self._all_lanes() for request in lane.waiting]
+        for lane in self._all_lanes():
             lane.waiting.clear()
-        return waiting
+        overtaking, self._overtaking = self._overtaking, []
+        return waiting + overtaking
 
-    def take_questions(self) -> list[Request]:
-        """The questions what kernel this is, out of all queues."""
-        waiting = self.take_waiting()
-        questions = [each for each in waiting if each.msg_type == "kernel_info_request"]
-        for request in waiting:
-            if request not in questions:
-                self.hold(request)
-        return questions
+    def take(self, request: Request) -> bool:
+        """Somebody else answers it; whether it was still waiting."""
+        waiting = self._lane(request).waiting
+        if request not in waiting:
+            return False
+        waiting.remove(request)
+        return True
+
+    @property
+    def questions(self) -> list[Request]:
+        """The questions what kernel this is that wait for their turn."""
+        waiting = [request for lane in self._all_lanes() for request in lane.waiting]
+        return [each for each in waiting if each.msg_type == "kernel_info_request"]
+
+    def _lane(self, request: Request) -> Lane:
+        if request.inner_channel == "control":
+            return self._control
+        return self._lanes.setdefault(request.lane_id, Lane())
+
+    def _all_lanes(self) -> list[Lane]:
+        return [self._control, *self._lanes.values()]
 
     def _next(self, lane: Lane) -> list[Request]:
-        # Behind a running cell ipykernel itself keeps the order, so only cells must wait here,
-        # and whatever stands behind a waiting cell.
+        if lane is self._control:
+            # No order is kept there: it must go on, whatever waits.
+            waiting, lane.waiting = lane.waiting, deque(filter(self._is_taken, lane.waiting))
+            return [request for request in waiting if not self._is_taken(request)]
         ready: list[Request] = []
-        while lane.waiting and not (lane.running and lane.waiting[0].is_cell):
+        while lane.waiting and not self._must_wait(lane, lane.waiting[0]):
             request = lane.waiting.popleft()
             if request.is_cell:
                 lane.running = self._running[request.msg_id] = RunningCell(request)
             ready.append(request)
         return ready
+
+    def _must_wait(self, lane: Lane, request: Request) -> bool:
+        # Behind a running cell ipykernel itself keeps the order, so only cells must wait here,
+        # and whatever stands behind a waiting cell.
+        return (lane.running is not None and request.is_cell) or self._is_taken(request)
+
+    def _is_taken(self, request: Request) -> bool:
+        """Whether a cell with its id runs, in whatever lane: what is said of the one would be taken to
+        be said of the other.
+
+        The clients of one kernel manager number their messages alike.
+        """
+        return request.msg_id in self._running

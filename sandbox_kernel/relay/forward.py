@@ -8,10 +8,10 @@ from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.outputs.receipt import METADATA_KEY, new_audit_id
 from sandbox_kernel.policy.model import Policy
 from sandbox_kernel.relay.answers import Answers
-from sandbox_kernel.relay.cells import Cells, Request, RunningCell
+from sandbox_kernel.relay.cells import OVERTAKING, Cells, Request, RunningCell
 from sandbox_kernel.relay.counts import Counts
 from sandbox_kernel.relay.link import InnerSide
-from sandbox_kernel.relay.wire import encode_object
+from sandbox_kernel.relay.wire import Author, encode_object
 
 
 class Forwarder:
@@ -25,6 +25,7 @@ class Forwarder:
         enforcer: Enforcer,
         policy: Policy,
         answers: Answers,
+        author: Author,
     ) -> None:
         self._inner = inner
         self._cells = cells
@@ -32,6 +33,7 @@ class Forwarder:
         self._enforcer = enforcer
         self._policy = policy
         self._answers = answers
+        self._author = author
         # Cells that were approved while there was no inner kernel.
         self._approved: list[RunningCell] = []
 
@@ -49,12 +51,36 @@ class Forwarder:
 
     def pass_on(self, request: Request) -> None:
         """Send in what is no cell. It may run code all the same: a widget's callback, a completion."""
-        if request.channel == "shell" and not self._cells.in_flight:
+        if request.channel == "shell":
             limits = self._policy.limits
             callback = RunningCell(request, audit_id=new_audit_id(), limits=limits)
             self._cells.begin_callback(callback)
             self._enforcer.begin(callback, limits)
         self._inner.send_request(request, request.message)
+
+    def ask_beside(self, cell: RunningCell) -> None:
+        """A cell is over: find out whether messages to widgets that were sent beside it are, too.
+
+        Of those that the inner kernel takes while the cell awaits something, it says neither busy nor
+        idle; what it answers behind them says that they are over.
+        """
+        alone = len(self._cells.in_flight) == 1
+        beside = [
+            each
+            for each in self._cells.callbacks
+            if each.request.msg_type in OVERTAKING
+            and not each.begun
+            and (alone or each.request.lane_id == cell.request.lane_id)
+        ]
+
+        def answered() -> None:
+            for each in beside:
+                if not each.begun:
+                    self._enforcer.over(each)
+
+        if beside and self._inner.link is not None:
+            question = self._author.message("kernel_info_request", {})
+            self._inner.ask(question, answered, cell.request.lane_id)
 
     def _send(self, cell: RunningCell) -> None:
         request, limits = cell.request, cell.limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -39,7 +40,8 @@ class InnerKernel:
         self.rolled_back: RolledBack | None = None
         # The same if it was the user's wish: no cell is watched that would be told of its loss.
         self.undone: RolledBack | None = None
-        self.swept: Callable[[int], None] | None = None
+        # Who waits for a sweep, in the order in which they come.
+        self.sweeps: deque[Callable[[int], None]] = deque()
         self.counted: Callable[[int], None] | None = None
         # By how many ticks the host's clock is ahead of the one inside.
         self.clock_ahead = 0

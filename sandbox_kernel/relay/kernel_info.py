@@ -27,8 +27,22 @@ class KernelInfo:
         self._cells = cells
         self._answers = answers
 
+    def expect(self, request: Request) -> None:
+        """It may have to wait for its turn: see that it does not wait for too long."""
+        if request.channel == "control":
+            return
+        cell = self._cells.before(request)
+        in_one_go = (
+            cell is not None
+            and cell.session == request.session
+            and request.received < cell.received + BURST_SECONDS
+        )
+        seconds = OWN_QUESTION_SECONDS if in_one_go else QUESTION_SECONDS
+        wait = max(0.0, request.received + seconds - time.monotonic())
+        self._loop.call_later(wait, lambda: self._answer_early(request))
+
     def request(self, request: Request) -> None:
-        """Answer it: behind the cell that runs, or for the inner kernel if that takes too long."""
+        """Its turn: answer it, behind the cell that runs, or for the inner kernel if that takes too long."""
         cell = self._cells.ahead_of(request)
         if request.channel == "control":
             # The inner kernel's control thread is to see it; a cell can keep that from running.
@@ -38,12 +52,6 @@ class KernelInfo:
             self._answer(request)
         else:
             cell.questions.append(request)
-            in_one_go = (
-                request.session == cell.request.session
-                and time.monotonic() < cell.sent + BURST_SECONDS
-            )
-            wait = OWN_QUESTION_SECONDS if in_one_go else QUESTION_SECONDS
-            self._loop.call_later(wait, lambda: self._answer_early(cell, request))
 
     def answer_behind(self, cell: RunningCell) -> None:
         """The cell is over: it is the turn of the questions right behind it."""
@@ -55,11 +63,17 @@ class KernelInfo:
         if self._inner.outstanding.take(question):
             self._answer(question)
 
-    def _answer_early(self, cell: RunningCell, question: Request) -> None:
-        """The cell takes long: a frontend that joins a busy kernel need not wait for it."""
-        if question in cell.questions:
+    def _answer_early(self, question: Request) -> None:
+        """What is before it takes long: a frontend that joins a busy kernel need not wait for it."""
+        if self._cells.running(question.msg_id) is not None:
+            return  # its idle would be taken for that of the cell with its id
+        cell = self._cells.ahead_of(question)
+        if cell is not None and question in cell.questions:
             cell.questions.remove(question)
-            self._answer(question)
+        elif not self._cells.take(question):
+            return
+        self._answer(question)
+        if cell is not None:
             # The idle that came with it was not the kernel's.
             self._answers.status("busy", cell.request.message)
 

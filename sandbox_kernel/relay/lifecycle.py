@@ -58,6 +58,7 @@ class Serving(Protocol):
     def delay(self, reason: SandboxError) -> None: ...
     def ended(self) -> bool: ...
     def watching(self) -> bool: ...
+    def busy(self) -> bool: ...
 
 
 class Lifecycle:
@@ -85,6 +86,12 @@ class Lifecycle:
     @property
     def facts(self) -> SandboxFacts | None:
         return None if self._inner is None else self._inner.started.sandbox.facts
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a kernel process that serves, and that nobody is taking back."""
+        inner = self._inner
+        return inner is not None and inner.serving and inner.rolled_back is None
 
     def meter(self) -> Meter | None:
         return None if self._inner is None else self._inner.meter
@@ -269,16 +276,16 @@ class Lifecycle:
         assert inner is not None
 
         def late() -> None:
-            if self._inner is inner and inner.swept is swept:
-                inner.swept = None
+            if self._inner is not inner or done not in inner.sweeps:
+                return
+            if self._serving.busy():
+                # The question stands behind something else, which has limits of its own.
+                self._loop.call_later(SWEEP_SECONDS, late)
+            else:
                 self._serving.died("it did not answer any more")
 
-        def swept(threads: int) -> None:
-            timer.cancel()
-            done(threads)
-
-        inner.swept = swept
-        timer = self._loop.call_later(SWEEP_SECONDS, late)
+        inner.sweeps.append(done)
+        self._loop.call_later(SWEEP_SECONDS, late)
         since_ticks -= inner.clock_ahead
         self._when_answering(inner, lambda: inner.started.lifeline.send("sweep", since_ticks))
 
@@ -294,13 +301,13 @@ class Lifecycle:
     def undo(self, done: RolledBack, impossible: Callable[[], None]) -> None:
         """Go back to before the last cell, if there is a checkpoint of that."""
         inner = self._inner
-        if inner is None or not inner.serving or inner.counted or self._serving.watching():
+        if inner is None or not self.ready or inner.counted or self._serving.watching():
             impossible()
             return
 
         def counted(checkpoints: int) -> None:
             timer.cancel()
-            if checkpoints < CHECKPOINTS_KEPT or self._serving.watching():
+            if checkpoints < CHECKPOINTS_KEPT or self._serving.watching() or not self.ready:
                 impossible()
             else:
                 inner.undone = done
@@ -327,7 +334,7 @@ class Lifecycle:
         inner.generation += 1
         prefix = f"{SOCKET_PREFIX}{inner.generation}"
         inner.serving = False
-        inner.swept = None  # with the process that was asked
+        inner.sweeps.clear()  # with the process that was asked
         inner.rolled_back = done
         sockets = self._bind(inner.started, prefix)
         if sockets is None:
@@ -367,10 +374,8 @@ class Lifecycle:
                 case ["restored", label, *lost] if label.isdecimal() and inner.rolled_back:
                     inner.restored = Restored(int(label), in_words(lost), UNMADE in lost)
                     self._serve_if_ready(inner)
-                case ["swept", _, threads] if threads.isdecimal():
-                    swept, inner.swept = inner.swept, None
-                    if swept is not None:
-                        swept(int(threads))
+                case ["swept", _, threads] if threads.isdecimal() and inner.sweeps:
+                    inner.sweeps.popleft()(int(threads))
                 case ["exited", status] if status.isdecimal():
                     self._on_kernel_exit(inner, int(status))
                 case ["nothing"]:

@@ -76,13 +76,18 @@ class Output:
                     continue
                 self._start_announced = True
             cell = self._cells.watched(message.parent_id)
+            is_due = message.msg_type == "status" and self._inner.statuses.take(message)
+            if cell is not None and not cell.begun:
+                self._note_begun(cell, message)
             is_idle = message.msg_type == "status" and message.outline.is_state("idle")
             if cell is not None and is_idle:
                 self._take_idle(cell, message)
                 if self._gate is not None:
                     return
                 continue
-            if self._accounts.may_show(cell, message) and not is_announced(cell, message):
+            if is_due or (
+                self._accounts.may_show(cell, message) and not is_announced(cell, message)
+            ):
                 self._pass_on(message, cell)
 
     def read_last_words(self) -> None:
@@ -103,13 +108,24 @@ class Output:
             self._gate = None
             self._loop.watch(self._inner.link.sockets.iopub, self.read)
 
+    def _note_begun(self, cell: RunningCell, message: Message) -> None:
+        """The inner kernel says something about it for the first time."""
+        if cell.request.is_cell:
+            # Not before it was sent, whoever says so.
+            cell.begun = cell.sent > 0
+            self._enforcer.began(cell)
+        elif message.msg_type == "status" and message.outline.is_state("busy"):
+            cell.begun = True
+            if not cell.request.expects_reply:
+                # A widget's callback has begun: if it goes with its kernel, it is not repeated.
+                self._inner.outstanding.take(cell.request)
+
     def _take_idle(self, cell: RunningCell, idle: Message) -> None:
-        idle = idle.with_metadata(strip_metadata(idle.frames[2]))
+        cell.idle = idle = idle.with_metadata(strip_metadata(idle.frames[2]))
         if not cell.request.is_cell:
             self._answers.forward_output(idle)
             self._enforcer.over(cell)
             return
-        cell.idle = idle
         if cell.over:
             self._enforcer.over(cell)
             return
@@ -122,13 +138,15 @@ class Output:
     def _question(self, cell: RunningCell) -> None:
         """A kernel that answers has no reply for the cell; one that does not is busy, or gone."""
         if self._awaits_reply(cell) and self._inner.link is not None:
-            self._inner.ask(
-                self._author.message("kernel_info_request", {}), lambda: self._end(cell)
-            )
+            # In the cell's own lane: in another one a cell may run for long.
+            question = self._author.message("kernel_info_request", {})
+            self._inner.ask(question, lambda: self._end(cell), cell.request.lane_id)
 
     def _end(self, cell: RunningCell) -> None:
         self.open_gate(cell)
         if self._awaits_reply(cell):
+            # One that comes after all would be a second one.
+            self._inner.outstanding.take(cell.request)
             self._enforcer.over(cell)
 
     def _awaits_reply(self, cell: RunningCell) -> bool:

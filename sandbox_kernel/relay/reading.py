@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import zmq
 
 from sandbox_kernel.log import log
 from sandbox_kernel.relay.sockets import receive
-from sandbox_kernel.relay.wire import Codec, Message, WireError
+from sandbox_kernel.relay.wire import BodyError, Codec, Message, WireError
 
 # One source may not starve the others: control stays responsive in a flood of output.
 TURN_SECONDS: Final = 0.02
+# What comes for widgets is passed on unread, however large it is.
+LOOKED_INTO: Final = ("_request", "_reply")
 
 
 class Reader:
@@ -47,6 +49,25 @@ class Reader:
                 message = codec.read(frames)
             except WireError as error:
                 self.drop(str(error))
+            else:
+                yield message
+
+    def built(
+        self, socket: zmq.Socket[bytes], codec: Codec, refuse: Callable[[Message], None]
+    ) -> Iterator[Message]:
+        """The same from the frontend, built where they will be looked into: nothing fails then.
+
+        ``refuse`` is told of those that cannot be, to answer them; they have nothing but a header.
+        """
+        for frames in self.frames(socket):
+            try:
+                message = codec.read(frames)
+                if message.msg_type.endswith(LOOKED_INTO):
+                    message.build()
+            except WireError as error:
+                self.drop(str(error))
+                if isinstance(error, BodyError):
+                    refuse(error.message)
             else:
                 yield message
 

@@ -2,8 +2,8 @@
 
 Trust: what comes from the frontend is authenticated by its key. What comes from the inner side is
 hostile until matched: a reply must answer an outstanding request and goes where *that* request came
-from; a prompt must belong to a running cell that allows stdin; everything must carry our session id.
-What does not fit is dropped and counted, never raised.
+from; a prompt must belong to a running cell that allows stdin (`stdin.py`); everything must carry our
+session id. What does not fit is dropped and counted, never raised.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 from sandbox_kernel.audit.log import AuditLog
@@ -22,15 +23,7 @@ from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.model import Policy
 from sandbox_kernel.relay.accounts import Accounts
 from sandbox_kernel.relay.answers import Answers, error_content, unavailable_kernel_info
-from sandbox_kernel.relay.asking import told_apart
-from sandbox_kernel.relay.cells import (
-    BURST_SECONDS,
-    OVERTAKING,
-    Cells,
-    Channel,
-    Request,
-    RunningCell,
-)
+from sandbox_kernel.relay.cells import BURST_SECONDS, Cells, Channel, Request, RunningCell
 from sandbox_kernel.relay.counts import Counts
 from sandbox_kernel.relay.debugging import Debugging, denial
 from sandbox_kernel.relay.forward import Forwarder
@@ -42,6 +35,7 @@ from sandbox_kernel.relay.loop import Loop
 from sandbox_kernel.relay.output import Output
 from sandbox_kernel.relay.reading import Reader
 from sandbox_kernel.relay.settle import NOTHING_USED, Ending, Settler
+from sandbox_kernel.relay.stdin import Stdin
 from sandbox_kernel.relay.wire import Author, Codec, Message, encode_object
 
 # A kernel process that gets an interrupt before it has got to the cell would not know what it is for.
@@ -49,11 +43,14 @@ START_SECONDS: Final = 0.05
 KERNEL_ENDED: Final = SandboxLost(
     "The kernel's process ended twice over this request.", hint="Do not send it again."
 )
-
-
 NO_CODE: Final = PolicyViolation(
     "The `code` of this execute_request is no text: it cannot be checked, and nothing was run.",
     hint="Send the code of the cell as a string.",
+)
+UNREADABLE: Final = PolicyViolation(
+    "What this request says cannot be read, and nothing was done.",
+    hint="Send JSON without NaN, numbers too large for a float, halves of characters such as "
+    "`\\ud83d` alone, and hundreds of nested brackets.",
 )
 
 
@@ -62,6 +59,7 @@ class Host(Protocol):
 
     def shutdown(self, request: Request) -> None: ...
     def revive(self) -> None: ...
+    def interrupt(self) -> None: ...
     def usage(self) -> Mapping[str, Any]: ...
     def undo(self, cell: RunningCell) -> None: ...
     def undo_request(self, request: Request) -> None: ...
@@ -91,7 +89,6 @@ class Router:
         self._author = author
         self._answers = answers
         self._ports = ports
-        self._stdin_allowed = policy.stdin == "allow"
         self._settler = settler
         self._enforcer = enforcer
         self._host = host
@@ -105,7 +102,7 @@ class Router:
         self._kernel_info = KernelInfo(loop, self._inner, self._cells, answers)
         self._debugging = Debugging(self._cells, enforcer, judge, policy.name)
         self._forwarder = Forwarder(
-            self._inner, self._cells, self._counts, enforcer, policy, answers
+            self._inner, self._cells, self._counts, enforcer, policy, answers, author
         )
         self._judging = Judging(
             policy,
@@ -114,11 +111,14 @@ class Router:
             enforcer,
             self._counts,
             answers,
-            run=self._forwarder.run,
+            run=self._run,
             undo=host.undo,
             fail=self.fail,
         )
         self._asking = self._judging.asking
+        accounts = Accounts(
+            self._cells, enforcer, policy.limits, author, answers, self._reader.drop
+        )
         self._output = Output(
             loop,
             self._reader,
@@ -128,8 +128,22 @@ class Router:
             enforcer,
             self._cells,
             self._counts,
-            Accounts(self._cells, enforcer, policy.limits, author, answers, self._reader.drop),
+            accounts,
             self._debugging,
+        )
+        self._stdin = Stdin(
+            loop,
+            self._reader,
+            frontend,
+            codec,
+            self._inner,
+            author,
+            answers,
+            enforcer,
+            self._cells,
+            accounts,
+            self._asking,
+            cells_may_ask=policy.stdin == "allow",
         )
         self._shell_answers: dict[str, Callable[[Request], None]] = {
             "connect_request": self._connect_request,
@@ -141,7 +155,7 @@ class Router:
         }
         loop.watch(frontend.hb, self._read_heartbeat)
         loop.watch(frontend.control, self._read_frontend_control)
-        loop.watch(frontend.stdin, self._read_frontend_stdin)
+        loop.watch(frontend.stdin, self._stdin.read_replies)
         loop.watch(frontend.iopub, self._read_subscriptions)
         loop.watch(frontend.shell, self._read_frontend_shell)
 
@@ -149,6 +163,11 @@ class Router:
     def drops(self) -> Counter[str]:
         """What was dropped, by its reason."""
         return self._reader.drops
+
+    @property
+    def held_bytes(self) -> int:
+        """What messages of the frontend's take that the inner kernel may not have taken yet."""
+        return self._cells.held_bytes
 
     # -- the inner kernel comes and goes ---------------------------------------------------------
 
@@ -159,12 +178,14 @@ class Router:
         self._kernel_info.content = link.kernel_info
         self._failure = None
         self._loop.watch(link.sockets.control, self._read_inner_control)
-        self._loop.watch(link.sockets.stdin, self._read_inner_stdin)
+        self._stdin.attach(link)
         self._output.attach(link)
         self._loop.watch(link.sockets.shell, self._read_inner_shell)
         self._loop.watch(link.sockets.replies, self._read_inner_shell)
         for cell in self._forwarder.take_approved():
             self._forwarder.run(cell)
+        for question in self._cells.questions:
+            self._kernel_info.expect(question)
         for request in self._cells.release():
             self._forward(request)
 
@@ -180,31 +201,36 @@ class Router:
         self._read_inner_shell()
         for socket in ("control", "stdin", "iopub", "shell", "replies"):
             self._loop.forget(getattr(link.sockets, socket))
-        self._inner.link = None
-        unanswered = self._inner.outstanding.lose()
+        self._stdin.suspend()
+        unanswered = self._inner.lose()
         for request in unanswered.given_up:
             self._answers.refuse(request, KERNEL_ENDED)
+        for request in unanswered.interrupts:
+            # The next cell is not the one that was meant.
+            self._answer(request, {"status": "ok"})
         self._cells.put_back(unanswered.again)
 
     def fail(self, cell: RunningCell, ending: Ending) -> None:
         """Conclude a cell that fails here, and was never sent in.
 
         That is faster than a frontend sends one cell after another: those of the same "Run all" are to
-        be aborted, as behind a cell that took its time to fail.
+        be aborted, as behind a cell that took its time to fail. Never at once: the next one may fail here
+        too, and so may hundreds.
         """
         wait = cell.request.received + BURST_SECONDS - time.monotonic()
-        if cell.request.stop_on_error and wait > 0:
-            self._endings[cell.request.msg_id] = ending
-            self._loop.call_later(wait, lambda: self.conclude(cell, ending))
-        else:
-            self.conclude(cell, ending)
+        self._endings[cell.request.msg_id] = ending
+        self._loop.call_later(
+            max(0.0, wait) if cell.request.stop_on_error else 0.0,
+            lambda: self.conclude(cell, ending),
+        )
 
     def conclude(self, cell: RunningCell, ending: Ending) -> None:
         """Say the last words of a cell and go on with the next."""
         if not cell.request.is_cell:
             self._cells.end_callback(cell)
-            if ending.error is not None:
-                self._settler.settle(cell, ending)
+            if not cell.request.expects_reply:
+                self._inner.outstanding.take(cell.request)
+            self._settler.settle_callback(cell, ending)
             return
         self._endings.pop(cell.request.msg_id, None)
         failed = ending.error is not None or (cell.reply is not None and cell.reply.outline.failed)
@@ -213,6 +239,7 @@ class Router:
         self._counts.end(cell, ending.state)
         self._settler.settle(cell, ending)
         self._kernel_info.answer_behind(cell)
+        self._forwarder.ask_beside(cell)
         self._finish(cell)
 
     def record_cut_off(self) -> None:
@@ -254,62 +281,60 @@ class Router:
         """A sandbox takes longer than is normal: frontends that wait to come up need not."""
         if not self._kernel_info.content:
             self._kernel_info.content = unavailable_kernel_info(reason)
-            for request in self._cells.take_questions():
-                self._answers.answer(request, self._kernel_info.content)
+            for question in self._cells.questions:
+                self._cells.take(question)
+                self._answers.answer(question, self._kernel_info.content)
 
     # -- from the frontend -----------------------------------------------------------------------
 
     def _read_frontend_shell(self) -> None:
-        for message in self._reader.messages(self._frontend.shell, self._codec):
+        refuse = partial(self._refuse_unreadable, "shell")
+        for message in self._reader.built(self._frontend.shell, self._codec, refuse):
             self._admit(Request("shell", message), self._shell_answers)
 
     def _read_frontend_control(self) -> None:
-        for message in self._reader.messages(self._frontend.control, self._codec):
+        refuse = partial(self._refuse_unreadable, "control")
+        for message in self._reader.built(self._frontend.control, self._codec, refuse):
             self._admit(Request("control", message), self._control_answers)
+
+    def _refuse_unreadable(self, channel: Channel, message: Message) -> None:
+        request = Request(channel, message)
+        if request.expects_reply:
+            self._answer(request, error_content(UNREADABLE))
 
     def _admit(self, request: Request, answers: Mapping[str, Callable[[Request], None]]) -> None:
         answer = answers.get(request.msg_type)
         if request.channel == "control":
             self._overhear(request)
-        if self._is_taken(request):
-            self._reader.drop("msg_id of a running cell used again")
-        elif answer is not None:
+        if answer is not None:
             answer(request)
         elif request.is_unreadable:
-            self._answers.answer(request, error_content(NO_CODE))
-        elif request.msg_type == "interrupt_request" and self._asking.open:
-            self._answers.answer(request, {"status": "ok"})
-            self._asking.withdraw()
+            self._answer(request, error_content(NO_CODE))
+        elif request.msg_type == "interrupt_request":
+            self._interrupt(request)
         elif (denied := self._debugging.judge(request)) is not None:
-            self._answers.answer(request, denial(request, denied))
+            self._answer(request, denial(request, denied))
         elif self._inner.link is not None:
-            if request.msg_type == "interrupt_request":
-                self._forward_interrupt(request)
-            elif request.inner_channel == "control":
-                self._forward(request)
-            else:
-                # A cell sent on control takes its turn like any other; its reply goes to control.
-                for ready in self._cells.admit(request):
-                    self._forward(ready)
+            if request.msg_type == "kernel_info_request":
+                self._kernel_info.expect(request)
+            # A cell sent on control takes its turn like any other; its reply goes to control.
+            for ready in self._cells.admit(request):
+                self._forward(ready)
         elif self._failure is not None:
             self._admit_without_sandbox(request, self._failure)
-        elif request.msg_type == "interrupt_request":
-            self._answers.answer(request, {"status": "ok"})
         elif request.msg_type == "kernel_info_request" and self._kernel_info.content:
             # A sandbox is on its way, which may take as long as an engine is silent.
-            self._answers.answer(request, self._kernel_info.content)
-        elif request.msg_type not in OVERTAKING:
+            self._answer(request, self._kernel_info.content)
+        else:
             self._cells.hold(request)
 
-    def _is_taken(self, request: Request) -> bool:
-        """Whether a cell with the id of this request runs, and is not over before its turn.
-
-        The second client of a kernel manager numbers its messages like the first, whose cell may run.
-        """
-        running = self._cells.running(request.msg_id)
-        if running is None or request.msg_type == "shutdown_request":
-            return False  # what ends the kernel ends the cell, whatever its number
-        return not request.is_cell or request.lane_id != running.request.lane_id
+    def _answer(self, request: Request, content: Mapping[str, Any]) -> None:
+        """Answer what is not for the inner kernel; with busy and idle, unless a cell with its id runs,
+        whose end they would seem to be."""
+        if self._cells.running(request.msg_id) is None:
+            self._answers.answer(request, content)
+        else:
+            self._answers.reply(request, content)
 
     def _overhear(self, request: Request) -> None:
         """Requests on control that are passed on, but mean something to the wrapper too."""
@@ -317,28 +342,19 @@ class Router:
             self._enforcer.insist()
         elif request.msg_type == "debug_request":
             self._debugging.overhear_request(request)
-        elif request.msg_type == "create_subshell_request":
-            self._enforcer.expect_thread()
 
     def _admit_without_sandbox(self, request: Request, error: SandboxError) -> None:
         if request.is_cell:
-            # The user may have mended it meanwhile: each cell is a reason to try again. Not at
-            # once, so that the cells of a "Run all" that came with it share its fate.
-            self._failure = None
             self._cells.hold(request)
-            self._loop.call_later(BURST_SECONDS, self._host.revive)
+            self._try_again()
         else:
             self._answers.refuse(request, error)
 
-    def _read_frontend_stdin(self) -> None:
-        for message in self._reader.messages(self._frontend.stdin, self._codec):
-            if self._asking.open:
-                self._asking.answer(message.content.get("value"))
-            elif self._inner.link is None or not self._cells.in_flight:
-                self._reader.drop("input_reply without a running cell")
-            else:
-                self._enforcer.resume()
-                self._inner.send_input(message)
+    def _try_again(self) -> None:
+        """The user may have mended it meanwhile: each cell is a reason to try for a sandbox again."""
+        self._failure = None
+        # Not at once, so that the cells of a "Run all" that came with it share its fate.
+        self._loop.call_later(BURST_SECONDS, self._host.revive)
 
     def _read_subscriptions(self) -> None:
         for frames in self._reader.frames(self._frontend.iopub):
@@ -354,36 +370,52 @@ class Router:
 
     def _connect_request(self, request: Request) -> None:
         ports = {f"{channel}_port": port for channel, port in self._ports.items()}
-        self._answers.answer(request, {**ports, "status": "ok"})
+        self._answer(request, {**ports, "status": "ok"})
 
     def _usage_request(self, request: Request) -> None:
-        self._answers.answer(request, self._host.usage())
+        self._answer(request, self._host.usage())
 
     # -- to the inner kernel ---------------------------------------------------------------------
 
     def _forward(self, request: Request) -> None:
-        cell = self._cells.running(request.msg_id)
+        cell = self._cells.begun_by(request)
         if cell is not None:
             self._judging.decide(cell)
         elif request.msg_type == "kernel_info_request":
             self._kernel_info.request(request)
         else:
+            if request.msg_type == "create_subshell_request":
+                self._enforcer.expect_thread()
             self._forwarder.pass_on(request)
 
-    def _forward_interrupt(self, request: Request) -> None:
+    def _run(self, cell: RunningCell) -> None:
+        self._forwarder.run(cell)
+        if self._failure is not None:
+            # The sandbox was lost while the user thought, and all that waited then was refused.
+            self._try_again()
+
+    def _interrupt(self, request: Request) -> None:
+        if self._asking.open:
+            self._answer(request, {"status": "ok"})
+            self._stdin.withdraw()
+            return
         started = max((cell.sent for cell in self._cells.in_flight), default=0.0) + START_SECONDS
         wait = started - time.monotonic()
         if wait <= 0:
+            self._forward_interrupt(request)
+        else:
+            self._loop.call_later(wait, lambda: self._forward_interrupt(request))
+
+    def _forward_interrupt(self, request: Request) -> None:
+        if self._inner.link is not None and self._cells.running(request.msg_id) is None:
             self._forward(request)
-            return
-
-        def forward() -> None:
+        elif self._failure is not None:
+            self._answers.refuse(request, self._failure)
+        else:
             if self._inner.link is not None:
-                self._forward(request)
-            else:
-                self._answers.answer(request, {"status": "ok"})
-
-        self._loop.call_later(wait, forward)
+                # What the inner kernel says of the request would seem to be said of the cell.
+                self._host.interrupt()
+            self._answer(request, {"status": "ok"})
 
     # -- from the inner kernel, hostile ----------------------------------------------------------
 
@@ -414,7 +446,7 @@ class Router:
         message = message.with_metadata(strip_metadata(message.frames[2]))
         if message.msg_type == "kernel_info_reply":
             message = message.with_content(encode_object(self._kernel_info.content))
-        cell = self._cells.running(request.msg_id)
+        cell = self._cells.begun_by(request)
         if cell is None:
             self._answers.forward_reply(request, message)
             return
@@ -424,16 +456,3 @@ class Router:
             self._enforcer.over(cell)
         else:
             self._enforcer.nearly_over(cell)
-
-    def _read_inner_stdin(self) -> None:
-        if (link := self._inner.link) is None:
-            return
-        for message in self._reader.hostile(link.sockets.stdin, link.codec):
-            cell = self._cells.running(message.parent_id)
-            allowed = cell is not None and cell.request.allow_stdin and self._stdin_allowed
-            if message.msg_type != "input_request" or cell is None or not allowed:
-                self._reader.drop("input_request without a cell that allows stdin")
-                continue
-            self._enforcer.pause(cell)
-            prompt = message.with_content(told_apart(message.frames[3]))
-            self._answers.forward_prompt(cell.request, prompt)

@@ -80,10 +80,6 @@ class Settler:
         if ending.error is not None:
             self._answers.show_error(cell, ending.error, inner_traceback(cell))
         receipt = self._receipt(cell, ending)
-        if not request.is_cell:
-            # A widget's callback: it has nothing to show a receipt in, and had its replies.
-            self._audit.callback(cell.audit_id, receipt)
-            return
         said = {} if receipt is None else receipt.to_json()
         if receipt is not None and self._policy.annotate == "receipt" and not request.silent:
             shown = display_content(receipt, said)
@@ -100,6 +96,16 @@ class Settler:
             self._answers.status("idle", request.message)
         self._audit.outcome(cell, ending.outcome or outcome_of(cell), receipt)
         self._call_later(RECORD_SECONDS, self._record)
+
+    def settle_callback(self, callback: RunningCell, ending: Ending) -> None:
+        """End what is no cell: it has nothing to show a receipt in, and its replies are its own affair."""
+        request = callback.request
+        if ending.error is not None:
+            self._answers.show_error(callback, ending.error, inner_traceback(callback))
+            self._audit.callback(callback.audit_id, self._receipt(callback, ending))
+        if callback.begun and callback.idle is None and not request.expects_reply:
+            # It went with its kernel, and is not sent to the next one.
+            self._answers.status("idle", request.message)
 
     def record_cut_off(self, cell: RunningCell, ending: Ending) -> None:
         """Record how a cell ended whose kernel ends: there is nobody left to tell."""

@@ -28,11 +28,25 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_IDENTS: Final = 8
 MAX_BUFFERS: Final = 4096
 REPLAY_WINDOW: Final = 1 << 14
+# How deep JSON may be nested depends on the stack: by how much that may be deeper where a message is used
+# than where it is read.
+SPARE_FRAMES: Final = 64
 _JOIN_BELOW_BYTES: Final = 1 << 16
 
 
 class WireError(Exception):
     """A message that is not well formed; its text is the reason under which the drop is counted."""
+
+
+class BodyError(WireError):
+    """A message of which no more than the header can be read: enough to answer it.
+
+    ``message`` has that, and nothing in its body.
+    """
+
+    def __init__(self, reason: str, message: Message) -> None:
+        super().__init__(reason)
+        self.message = message
 
 
 class _Object(msgspec.Struct):
@@ -130,6 +144,17 @@ class Message:
         """The metadata, decoded: the same."""
         return decode_object(self.frames[2])
 
+    def build(self) -> None:
+        """Decode all of it now; ``BodyError`` if that cannot be done wherever it will be looked at.
+
+        What is well formed may be no value all the same: a number can be too large for any.
+        """
+        try:
+            _build(self, SPARE_FRAMES)
+        except WireError as error:
+            bare = _bodiless(self.idents, self.header, self.frames[0])
+            raise BodyError(str(error), bare) from None
+
     @property
     def size(self) -> int:
         """Bytes of what it shows: content and buffers."""
@@ -152,6 +177,17 @@ class Message:
         return Message(  # `dataclasses.replace` takes ten times as long
             self.idents, self.header, self.parent_header, self.outline, frames, self.buffers
         )
+
+
+def _bodiless(idents: tuple[bytes, ...], header: Mapping[str, Any], header_frame: bytes) -> Message:
+    return Message(idents, header, {}, Outline(), (header_frame, b"{}", b"{}", b"{}"))
+
+
+def _build(message: Message, spare_frames: int) -> None:
+    if spare_frames:
+        _build(message, spare_frames - 1)
+    else:
+        _ = message.content, message.metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,21 +249,25 @@ class Codec:
             msg = "wrong signature"
             raise WireError(msg)
         self._refuse_replay(signature)
-        header = decode_object(body[0])
+        header_frame, parent, metadata, content = map(_valid_utf8, body)
+        header = decode_object(header_frame)
         for name in ("msg_id", "msg_type", "session", "version"):
             if not isinstance(header.get(name), str):
                 msg = f"header lacks {name}"
                 raise WireError(msg)
-        _strict(_check_object, body[2])
-        content = _valid_utf8(body[3])
-        return Message(
-            idents=tuple(frames[:delimiter]),
-            header=header,
-            parent_header=decode_object(body[1]),
-            outline=_strict(_read_outline, content),
-            frames=(*body[:3], content),
-            buffers=buffers,
-        )
+        idents = tuple(frames[:delimiter])
+        try:
+            _strict(_check_object, metadata)
+            return Message(
+                idents=idents,
+                header=header,
+                parent_header=decode_object(parent),
+                outline=_strict(_read_outline, content),
+                frames=(header_frame, parent, metadata, content),
+                buffers=buffers,
+            )
+        except WireError as error:
+            raise BodyError(str(error), _bodiless(idents, header, header_frame)) from None
 
     def _refuse_replay(self, signature: bytes) -> None:
         if not self.signer.key:
@@ -296,7 +336,7 @@ class Author:
 
 
 def _valid_utf8(frame: bytes) -> bytes:
-    """The frame itself, or as clients would read it: Jupyter sends a file name's odd bytes raw."""
+    """The frame itself, or as clients would read it: Jupyter sends the odd bytes of a name raw."""
     try:
         frame.decode("utf-8")
     except UnicodeDecodeError:

@@ -114,6 +114,9 @@ class Wrapper:
     def revive(self) -> None:
         self._lifecycle.revive()
 
+    def interrupt(self) -> None:
+        self._lifecycle.interrupt()
+
     def usage(self) -> Mapping[str, Any]:
         return (self._lifecycle.meter() or Meter()).usage_reply()
 
@@ -169,6 +172,9 @@ class Wrapper:
         self._audit.event("rollback", {"why": text})
         self._answers.notice(text)
 
+    def held_bytes(self) -> int:
+        return self._router.held_bytes
+
     # -- what the lifecycle tells ----------------------------------------------------------------
 
     def attach(self, link: Link) -> None:
@@ -207,6 +213,10 @@ class Wrapper:
     def watching(self) -> bool:
         """Whether anything runs in the sandbox that would have to end if it went back."""
         return self._enforcer.watching
+
+    def busy(self) -> bool:
+        """Whether the inner kernel may be at something else, if it does not answer at once."""
+        return self._enforcer.busy
 
     def ended(self) -> bool:
         """The kernel process or the sandbox has ended: whether that is what was wanted."""

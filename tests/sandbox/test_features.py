@@ -173,6 +173,26 @@ def test_an_output_too_large_for_a_message_is_an_error_in_the_cell(
     assert kernel.run("1 + 1").result == "2"
 
 
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        ("x = 'x' * (17 << 20)", {"user_expressions": {"x": "x"}}),
+        ("get_ipython().set_next_input('x' * (17 << 20))", {}),
+    ],
+    ids=["expression", "next_input"],
+)
+def test_a_reply_too_large_for_a_message_is_an_error_in_the_cell(
+    kernel: Kernel, code: str, options: dict[str, Any]
+) -> None:
+    """Else it would never come, and its client wait for ever."""
+    outcome = kernel.run(code, **options)
+    assert (outcome.ename, outcome.receipt["outcome"]) == ("ValueError", "error")
+    shown = [m["content"]["evalue"] for m in outcome.messages if m["msg_type"] == "error"]
+    assert shown == [outcome.evalue]
+    assert "16 MiB" in outcome.evalue
+    assert kernel.run("1 + 1").result == "2"
+
+
 def test_a_print_of_any_size_arrives_whole_where_the_policy_allows_it(
     tmp_path: Path, level: str
 ) -> None:

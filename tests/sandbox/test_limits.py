@@ -425,7 +425,7 @@ def test_what_is_shown_after_a_cell_that_showed_too_much_is_not_lost(kernel: Ker
     client = kernel.client
     assert kernel.run(CHATTY).status == "ok"
     stopped = kernel.run_within({"text": "1KiB"}, "while True: print('x' * 99)")
-    assert stopped.receipt["state"] == "kept"
+    assert stopped.receipt["state"] == "kept", stopped.evalue
     content = {"comm_id": "c", "target_name": "chatty", "data": {}}
     client.shell_channel.send(client.session.msg("comm_open", content))
     heard = ""
@@ -707,6 +707,151 @@ def test_code_that_is_no_cell_and_hangs_is_stopped_and_the_user_told(
         assert kernel.run("keep").result == "42"
 
 
+COMMS = """
+import asyncio, time
+heard = []
+
+def hear(comm, opening):
+    def on_msg(message):
+        time.sleep(message['content']['data'].get('seconds', 0))
+        heard.append(message['content']['data']['value'])
+        if awaited is not None:
+            awaited.set_result(None)
+    comm.on_msg(on_msg)
+
+awaited = None
+get_ipython().kernel.comm_manager.register_target('heard', hear)
+"""
+
+
+def send_comm(kernel: Kernel, msg_type: str, target: str = "heard", **data: Any) -> str:
+    """Send something to a widget; its id."""
+    client = kernel.client
+    content = {"comm_id": "c", "target_name": target, "data": data}
+    message = client.session.msg(msg_type, content)
+    client.shell_channel.send(message)
+    return message["header"]["msg_id"]
+
+
+def await_idle(kernel: Kernel, msg_id: str) -> list[str]:
+    """The types of messages about a request, up to its idle."""
+    types = []
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=TIMEOUT)
+        if message["parent_header"].get("msg_id") != msg_id:
+            continue
+        if message["content"].get("execution_state") == "idle":
+            return types
+        types.append(message["msg_type"])
+
+
+def await_print(kernel: Kernel) -> None:
+    while kernel.client.get_iopub_msg(timeout=TIMEOUT)["msg_type"] != "stream":
+        pass
+
+
+def test_a_widget_whose_callback_was_killed_is_told_that_it_is_over(
+    tmp_path: Path, level: str
+) -> None:
+    """Until then it sends nothing more."""
+    limits = as_yaml({"wall": "700ms", "grace": "300ms"})
+    with running_kernel(cwd=tmp_path, level=level, policy=limits) as kernel:
+        assert kernel.run(HANGING + DEAF).status == "ok"
+        send_comm(kernel, "comm_open", "slow")
+        assert "error" in await_idle(kernel, send_comm(kernel, "comm_msg", "slow"))
+        assert kernel.run("keep").result == "42"
+
+
+def test_what_is_sent_to_a_widget_before_a_cell_is_killed_arrives_after_it(
+    tmp_path: Path, level: str
+) -> None:
+    limits = as_yaml({"wall": "700ms", "grace": "300ms"})
+    with running_kernel(cwd=tmp_path, level=level, policy=limits) as kernel:
+        assert kernel.run(COMMS).status == "ok"
+        await_idle(kernel, send_comm(kernel, "comm_open"))
+        cell = kernel.client.execute(
+            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+            "print('deaf', flush=True)\ntime.sleep(60)"
+        )
+        await_print(kernel)
+        sent = send_comm(kernel, "comm_msg", value=1)
+        assert kernel.reply_to(cell)["content"]["ename"] == "CellTimeout"
+        await_idle(kernel, sent)
+        assert kernel.run("heard").result == "[1]"
+
+
+def test_what_is_sent_to_a_widget_while_the_kernel_goes_back_arrives(kernel: Kernel) -> None:
+    assert kernel.run(COMMS).status == "ok"
+    await_idle(kernel, send_comm(kernel, "comm_open"))
+    for number in range(6):
+        cell = kernel.client.execute("import os; os._exit(1)")
+        time.sleep(0.02 * number)
+        sent = send_comm(kernel, "comm_msg", value=number)
+        assert kernel.reply_to(cell)["content"]["ename"] == "SandboxLost"
+        await_idle(kernel, sent)
+        assert kernel.run("heard").result == str(list(range(number + 1)))
+
+
+def test_a_callback_that_comes_while_a_cell_runs_and_hangs_is_stopped_after_it(
+    tmp_path: Path, level: str
+) -> None:
+    limits = as_yaml({"wall": "2s", "grace": "300ms"})
+    with running_kernel(cwd=tmp_path, level=level, policy=limits) as kernel:
+        assert kernel.run(COMMS).status == "ok"
+        await_idle(kernel, send_comm(kernel, "comm_open"))
+        first = kernel.client.execute("print('on', flush=True); time.sleep(0.5)")
+        await_print(kernel)
+        send_comm(kernel, "comm_msg", value=1, seconds=60)
+        behind = kernel.client.execute("time.sleep(1.2); innocent = 1")
+        assert kernel.reply_to(first)["content"]["status"] == "ok"
+        reply = kernel.reply_to(behind)
+        assert reply["content"]["status"] == "ok"
+        assert reply["metadata"]["sandbox"]["usage"]["wall_seconds"] < 2
+        assert "ran for" in heard_error(kernel)
+        assert kernel.run("innocent, heard").result == "(1, [])"
+
+
+def test_what_a_cell_has_awaited_is_not_taken_for_something_that_hangs(
+    tmp_path: Path, level: str
+) -> None:
+    """ipykernel says neither busy nor idle of it."""
+    limits = as_yaml({"wall": "1s", "grace": "300ms"})
+    with running_kernel(cwd=tmp_path, level=level, policy=limits) as kernel:
+        assert kernel.run(COMMS).status == "ok"
+        await_idle(kernel, send_comm(kernel, "comm_open"))
+        cell = kernel.client.execute(
+            "awaited = asyncio.get_running_loop().create_future()\n"
+            "print('on', flush=True)\nawait awaited\nawaited = None"
+        )
+        behind = kernel.client.execute("time.sleep(0.7)")
+        await_print(kernel)
+        send_comm(kernel, "comm_msg", value=1)
+        for each in (cell, behind):
+            assert kernel.reply_to(each)["content"]["status"] == "ok"
+        time.sleep(1.5)
+        later = kernel.run("heard")
+        assert later.result == "[1]"
+        assert later.text("stderr") == ""
+        assert kernel.run("%undo").status == "ok"
+
+
+def test_a_stopped_cell_keeps_its_results_though_a_widget_keeps_the_kernel_busy(
+    tmp_path: Path, level: str
+) -> None:
+    limits = as_yaml({"wall": "1500ms", "grace": "1s"})
+    with running_kernel(cwd=tmp_path, level=level, policy=limits) as kernel:
+        assert kernel.run(COMMS).status == "ok"
+        await_idle(kernel, send_comm(kernel, "comm_open"))
+        cell = kernel.client.execute("reached = 1; print('on', flush=True); time.sleep(60)")
+        await_print(kernel)
+        sent = [send_comm(kernel, "comm_msg", value=n, seconds=0.8) for n in range(3)]
+        reply = kernel.reply_to(cell)
+        assert reply["content"]["ename"] == "CellTimeout"
+        assert reply["metadata"]["sandbox"]["state"] == "kept"
+        await_idle(kernel, sent[-1])
+        assert kernel.run("reached, heard").result == "(1, [0, 1, 2])"
+
+
 # -- interrupts ------------------------------------------------------------------------------------
 
 
@@ -730,6 +875,26 @@ def test_a_second_interrupt_kills_a_cell_that_ignores_the_first(kernel: Kernel) 
     assert (outcome.receipt["outcome"], outcome.receipt["state"]) == ("interrupted", "rolled_back")
     assert "killed when interrupted again" in outcome.evalue
     expect_state(kernel, outcome)
+
+
+def test_an_interrupt_that_a_killed_cell_has_not_heard_is_not_for_the_next(kernel: Kernel) -> None:
+    client = kernel.client
+    assert kernel.run("import ctypes, time").status == "ok"
+    # It holds the interpreter: no thread of the kernel's can answer, once what it shows has left.
+    deaf = client.execute(
+        "print('deaf', flush=True); time.sleep(0.3); ctypes.PyDLL(None).sleep(60)",
+        stop_on_error=False,
+    )
+    behind = client.execute("time.sleep(0.5)")
+    await_print(kernel)
+    time.sleep(1)
+    for _ in range(2):
+        client.control_channel.send(client.session.msg("interrupt_request", {}))
+        time.sleep(1.2)
+    assert kernel.reply_to(deaf)["content"]["ename"] == "KeyboardInterrupt"
+    assert kernel.reply_to(behind)["content"]["status"] == "ok"
+    for _ in range(2):
+        assert client.get_control_msg(timeout=TIMEOUT)["content"]["status"] == "ok"
 
 
 def test_one_interrupt_stops_an_ordinary_cell_and_keeps_all(kernel: Kernel) -> None:

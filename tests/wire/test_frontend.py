@@ -31,36 +31,34 @@ def raw_shell(kernel: Kernel) -> Iterator[zmq.Socket[bytes]]:
     context.term()
 
 
+def with_frame(session: Session, number: int, value: bytes) -> list[bytes]:
+    """A question with one frame of our own, signed: only the damage itself is tested."""
+    parts = session.serialize(session.msg("kernel_info_request", {}))
+    parts[number] = value
+    parts[1] = session.sign(parts[2:6])
+    return parts
+
+
 def damaged(session: Session) -> dict[str, Callable[[], list[bytes]]]:
-    def frames(**changes: Any) -> list[bytes]:
-        message = session.msg("kernel_info_request", {})
-        message |= changes
-        return session.serialize(message)
+    def frames() -> list[bytes]:
+        return session.serialize(session.msg("kernel_info_request", {}))
 
-    def with_frame(number: int, value: bytes) -> list[bytes]:
-        parts = frames()
-        parts[number] = value
-        # Signed anew, so that only the damage itself is tested.
-        parts[1] = session.sign(parts[2:6])
-        return parts
+    def header(value: bytes) -> list[bytes]:
+        return with_frame(session, 2, value)
 
-    deep = b'{"a":' * 2000 + b"1" + b"}" * 2000
     return {
         "wrong signature": lambda: [*frames()[:1], b"0" * 64, *frames()[2:]],
         "no signature": lambda: [*frames()[:1], b"", *frames()[2:]],
         "no delimiter": lambda: frames()[1:],
         "too few frames": lambda: frames()[:4],
         "nothing": lambda: [b""],
-        "header not JSON": lambda: with_frame(2, b"{"),
-        "header a list": lambda: with_frame(2, b"[]"),
-        "header without msg_id": lambda: with_frame(2, b'{"msg_type":"kernel_info_request"}'),
-        "header with odd types": lambda: with_frame(2, b'{"msg_type":1,"msg_id":[]}'),
-        "header without session and version": lambda: with_frame(
-            2, b'{"msg_type":"execute_request","msg_id":"x"}'
+        "header not JSON": lambda: header(b"{"),
+        "header a list": lambda: header(b"[]"),
+        "header without msg_id": lambda: header(b'{"msg_type":"kernel_info_request"}'),
+        "header with odd types": lambda: header(b'{"msg_type":1,"msg_id":[]}'),
+        "header without session and version": lambda: header(
+            b'{"msg_type":"execute_request","msg_id":"x"}'
         ),
-        "content too deep": lambda: with_frame(5, deep),
-        "content with NaN": lambda: with_frame(5, b'{"code":NaN}'),
-        "metadata not an object": lambda: with_frame(4, b"3"),
     }
 
 
@@ -76,6 +74,37 @@ def test_a_damaged_message_is_dropped_and_the_kernel_goes_on(
     assert b"kernel_info_reply" in b"".join(raw_shell.recv_multipart())
     assert not raw_shell.poll(100)
     assert kernel.run("1 + 1").result == "2"
+
+
+@pytest.mark.parametrize(
+    ("number", "body"),
+    [
+        (5, b'{"a":' * 2000 + b"1" + b"}" * 2000),
+        (5, b'{"code":NaN}'),
+        (5, b'{"code":"\\ud83d"}'),
+        (4, b'{"scale":1e400}'),
+        (4, b"3"),
+    ],
+    ids=["too_deep", "nan", "half_a_character", "huge_number", "no_object"],
+)
+def test_a_question_whose_body_cannot_be_read_gets_an_error_and_the_kernel_goes_on(
+    kernel: Kernel, raw_shell: zmq.Socket[bytes], number: int, body: bytes
+) -> None:
+    session = Session(key=kernel.manager.session.key)
+    raw_shell.send_multipart(with_frame(session, number, body))
+    assert raw_shell.poll(10_000)
+    _, frames = session.feed_identities(raw_shell.recv_multipart())
+    reply = session.deserialize(frames)
+    assert (reply["msg_type"], reply["content"]["status"]) == ("kernel_info_reply", "error")
+    assert kernel.run("1 + 1").result == "2"
+
+
+def test_a_cell_with_odd_bytes_in_its_metadata_runs(kernel: Kernel) -> None:
+    """A name that is no UTF-8, as Python has it."""
+    content = {"code": "6 * 7", "silent": False, "allow_stdin": False}
+    message = kernel.client.session.msg("execute_request", content, metadata={"path": "caf\udce9"})
+    kernel.client.shell_channel.send(message)
+    assert kernel.outcome_of(message["header"]["msg_id"]).result == "42"
 
 
 def test_a_replayed_cell_runs_once(kernel: Kernel, raw_shell: zmq.Socket[bytes]) -> None:
@@ -250,6 +279,17 @@ def test_a_client_that_numbers_its_messages_like_the_one_before_it_is_answered(
     statuses = [second.get_shell_msg(timeout=TIMEOUT)["content"]["status"] for _ in range(2)]
     second.stop_channels()
     assert statuses == ["ok", "error"]
+
+
+def test_an_interrupt_that_is_numbered_like_the_running_cell_stops_it(kernel: Kernel) -> None:
+    """The kernel manager, who sends it, counts its messages from 0, as its clients do."""
+    cell = kernel.client.execute("import time\nprint('on')\ntime.sleep(60)")
+    while kernel.client.get_iopub_msg(timeout=TIMEOUT)["msg_type"] != "stream":
+        pass
+    kernel.manager.session.message_count = int(cell.rpartition("_")[2])
+    kernel.manager.interrupt_kernel()
+    assert kernel.reply_to(cell)["content"]["ename"] == "KeyboardInterrupt"
+    assert kernel.run("1 + 1").result == "2"
 
 
 def test_a_question_on_control_takes_no_reply_from_a_later_cell_with_its_id(

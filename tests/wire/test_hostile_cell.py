@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel import Kernel, Outcome
+from tests.kernel import TIMEOUT, Kernel, Outcome
 
 pytestmark = pytest.mark.every_level
 
@@ -152,6 +152,24 @@ def test_an_idle_long_before_its_reply_does_not_cost_the_cell_the_reply(
     assert hostile.run("1 + 1").result == "2"
 
 
+def test_a_cell_that_keeps_its_reply_back_is_answered_for_it(hostile: Kernel) -> None:
+    """Its client would wait for ever, and what is sent behind it as well."""
+    withhold = "kernel = get_ipython().kernel\nkernel.finish_metadata = lambda *_: 1 / 0\nkept = 1"
+    for _ in range(2):
+        outcome = hostile.run(withhold)
+        assert outcome.ename == "ReplyLost"
+        assert (outcome.receipt["outcome"], outcome.receipt["state"]) == ("error", "kept")
+    assert hostile.run("del kernel.finish_metadata; kept").result == "1"
+
+
+def test_a_cell_that_keeps_its_reply_back_can_be_undone(hostile: Kernel) -> None:
+    """It has a checkpoint of its own, like any other."""
+    outcome = hostile.run("get_ipython().kernel.finish_metadata = lambda *_: 1 / 0\nkept = 1")
+    assert outcome.ename == "ReplyLost"
+    assert hostile.run("%undo").status == "ok"
+    assert hostile.run("'kept' in globals()").result == "False"
+
+
 def test_kernel_info_cannot_be_taught_to_lie(hostile: Kernel) -> None:
     hostile.run(
         "kernel = get_ipython().kernel\n"
@@ -201,6 +219,30 @@ def test_a_frame_of_brackets_does_not_keep_the_wrapper_busy(hostile: Kernel) -> 
     status = Path(f"/proc/{hostile.wrapper_pid}/status").read_text()
     peak = int(status.split("VmHWM:")[1].split()[0]) << 10
     assert peak < 700 << 20
+
+
+def test_prompts_count_as_output_and_do_not_keep_the_wrapper_busy(hostile: Kernel) -> None:
+    """One such letter is read as eighteen, to see who asks."""
+    client = hostile.client
+    cell = client.execute(
+        "prompt = json.dumps({'prompt': '\\ufdfa' * (5 << 20)}, ensure_ascii=False).encode()\n"
+        "for _ in range(20):\n"
+        "    kernel.stdin_socket.send_multipart(frames('input_request', {}, me(), raw={3: prompt}))\n"
+        "import time; time.sleep(600)",
+        allow_stdin=True,
+    )
+    waits = []
+    while not client.shell_channel.msg_ready():
+        started = time.monotonic()
+        client.control_channel.send(client.session.msg("usage_request", {}))
+        assert client.get_control_msg(timeout=10)["msg_type"] == "usage_reply"
+        waits.append(time.monotonic() - started)
+    assert hostile.reply_to(cell)["content"]["ename"] == "CellOutputExceeded"
+    assert max(waits) < (2 if hostile.level == "process" else 5)
+    shown = 0
+    while client.stdin_channel.msg_ready():
+        shown += len(client.get_stdin_msg(timeout=TIMEOUT)["content"]["prompt"])
+    assert 0 < shown < 1 << 20
 
 
 @pytest.mark.parametrize("name", ["inner-1", "inner-2", "inner-3", "inner-4", "lifeline"])

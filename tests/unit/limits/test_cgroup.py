@@ -46,6 +46,11 @@ def v2_directory(path: Path, handed_on: str = "", **files: str) -> Path:
 # -- where cgroups can be made ----------------------------------------------------------------------
 
 
+def test_a_host_without_cgroups_has_no_place_for_them(tmp_path: Path) -> None:
+    assert places(tmp_path, "", "/ / rw - ext4 /dev/vda rw") == []  # nobody has mounted any
+    assert [*find_places(tmp_path / "nowhere")] == []  # nor has the kernel any
+
+
 def test_version_1_in_a_hybrid_layout(tmp_path: Path) -> None:
     """As on a machine whose version 2 has no memory controller."""
     v2_directory(tmp_path / "unified", "hugetlb")

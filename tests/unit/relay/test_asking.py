@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
 from typing import Any, cast
 from unittest.mock import Mock
@@ -12,7 +13,15 @@ import pytest
 from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.verdict import Finding
-from sandbox_kernel.relay.asking import LABEL, Answer, Asking, Question, in_words, told_apart
+from sandbox_kernel.relay.asking import (
+    LABEL,
+    MAX_PROMPT_CHARACTERS,
+    Answer,
+    Asking,
+    Question,
+    in_words,
+    told_apart,
+)
 from sandbox_kernel.relay.cells import Request, RunningCell
 from sandbox_kernel.relay.wire import Author
 
@@ -75,14 +84,34 @@ def test_what_else_a_cell_puts_into_a_prompt_is_not_built() -> None:
     assert peak < MIB
 
 
+def test_a_prompt_of_letters_that_become_many_does_not_keep_the_wrapper_busy() -> None:
+    """One such letter is read as eighteen."""
+    content = json.dumps({"prompt": "\ufdfa" * (4 * MIB)}, ensure_ascii=False).encode()
+    started = time.thread_time()
+    prompt = json.loads(told_apart(content))["prompt"]
+    assert time.thread_time() - started < 1
+    assert len(prompt) < MAX_PROMPT_CHARACTERS + 100
+
+
+def test_of_a_long_prompt_the_middle_is_left_out_and_it_says_that_the_cell_asks() -> None:
+    choices = "".join(f"{number}. " for number in range(MAX_PROMPT_CHARACTERS))
+    content = json.dumps({"prompt": f"{choices}Which? ", "password": True}).encode()
+    said = json.loads(told_apart(content))
+    assert said["password"]
+    assert said["prompt"].startswith("(the cell asks:) 0. 1. 2. ")
+    assert "characters left out" in said["prompt"]
+    assert said["prompt"].endswith(". Which? ")
+
+
 class Prompts:
     """What the user is asked, in place of a frontend."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def ask(self, request: Request, content: dict[str, Any]) -> None:
+    def ask(self, request: Request, content: dict[str, Any]) -> str:
         self.asked.append(request.msg_id)
+        return f"prompt {len(self.asked)}"
 
 
 @pytest.fixture

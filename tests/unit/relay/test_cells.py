@@ -127,6 +127,83 @@ def test_a_cell_that_waits_when_its_kernel_is_lost_runs_in_the_next() -> None:
     assert cells.release() == [waiting]
 
 
+def with_id_of(
+    other: Request, msg_type: str = "execute_request", lane: str | None = None
+) -> Request:
+    """A request of another client of the same kernel manager: they number theirs alike."""
+    made = request(msg_type, lane)
+    header = {**made.message.header, "msg_id": other.msg_id}
+    return Request("shell", Message((), header, {}, Outline(), made.message.frames))
+
+
+@pytest.mark.parametrize("msg_type", ["execute_request", "complete_request", "comm_msg"])
+@pytest.mark.parametrize("lane", [None, "s"])
+def test_what_has_the_id_of_a_running_cell_waits_for_its_end(
+    msg_type: str, lane: str | None
+) -> None:
+    cells, running = Cells(), request()
+    same = with_id_of(running, msg_type, lane)
+    cells.admit(running)
+    cell = cells.running(running.msg_id)
+    assert cells.admit(same) == []
+    assert cells.release() == []
+    assert cells.begun_by(running) is cell
+    assert cells.begun_by(same) is None
+    finish(cells, running)
+    assert cells.release() == [same]
+
+
+def test_what_has_the_id_of_a_cell_before_it_in_the_queue_waits_for_that_too() -> None:
+    cells, first, second = Cells(), request(), request()
+    same = with_id_of(second, "complete_request")
+    for each in (first, second, same):
+        cells.admit(each)
+    finish(cells, first)
+    assert cells.release() == [second]
+    finish(cells, second)
+    assert cells.release() == [same]
+
+
+def test_control_waits_for_no_cell_and_for_nothing_else_on_control() -> None:
+    cells, cell, waiting = Cells(), request(), request()
+    same, other = (
+        Request("control", each.message)
+        for each in (with_id_of(cell, "debug_request"), request("debug_request"))
+    )
+    cells.hold(waiting)
+    cells.put_back([other])
+    assert cells.release() == [other, waiting]
+    finish(cells, waiting)
+    cells.admit(cell)
+    assert cells.admit(same) == []
+    assert cells.admit(other) == [other]
+    finish(cells, cell)
+    assert cells.release() == [same]
+
+
+def test_the_cell_before_a_question_is_the_last_one_ahead_of_it_in_its_lane() -> None:
+    cells, running, waiting, behind = Cells(), request(), request(), request()
+    question = request("kernel_info_request")
+    assert cells.before(question) is None
+    cells.admit(running)
+    assert cells.before(question) is running
+    for each in (waiting, question, behind):
+        cells.admit(each)
+    assert cells.before(question) is waiting
+    assert cells.before(request("kernel_info_request", lane="s")) is None
+
+
+def test_a_request_that_somebody_else_answers_waits_no_longer() -> None:
+    cells, question = Cells(), request("kernel_info_request")
+    cells.admit(request())
+    cells.admit(request())
+    cells.admit(question)
+    assert cells.questions == [question]
+    assert cells.take(question)
+    assert not cells.take(question)
+    assert cells.questions == []
+
+
 def test_a_lane_that_is_done_is_forgotten() -> None:
     cells, cell = Cells(), request(lane="s")
     cells.admit(cell)
@@ -172,3 +249,18 @@ def test_a_receipt_that_comes_back_with_a_cell_asks_for_nothing() -> None:
     assert asking({"audit_id": "x"}) is None
     receipt = {"schema": 1, "audit_id": "x", "usage": {}, "limits": {"wall_seconds": 5.0}}
     assert asking(receipt) is None
+
+
+def test_messages_to_widgets_that_were_held_wait_for_no_cell_but_the_first() -> None:
+    cells, first, second, comm = Cells(), request(), request(), request("comm_msg")
+    for each in (first, second, comm):
+        cells.hold(each)
+    assert cells.release() == [first, comm]
+
+
+def test_messages_to_widgets_that_were_held_are_among_what_waits() -> None:
+    cells, cell, comm = Cells(), request(), request("comm_msg")
+    cells.hold(comm)
+    cells.hold(cell)
+    assert cells.take_waiting() == [cell, comm]
+    assert cells.release() == []

@@ -6,8 +6,8 @@ import pytest
 
 from sandbox_kernel.relay import link
 from sandbox_kernel.relay.cells import Channel, Request
-from sandbox_kernel.relay.link import Outstanding
-from sandbox_kernel.relay.wire import Author, Message
+from sandbox_kernel.relay.link import Outstanding, Statuses, in_lane
+from sandbox_kernel.relay.wire import Author, Codec, Message, Signer
 
 _author = Author("session")
 
@@ -87,17 +87,30 @@ def test_what_somebody_else_answers_is_not_answered_again() -> None:
 def test_what_a_kernel_leaves_is_asked_once_more_and_not_for_ever() -> None:
     asked = request()
     owed = outstanding(asked)
-    assert owed.lose() == ([asked], [])
+    assert owed.lose() == ([asked], [], [])
     assert not owed
     owed.add(asked)
     later = request()
     owed.add(later)
-    assert owed.lose() == ([later], [asked])
+    assert owed.lose() == ([later], [asked], [])
+
+
+def test_an_interrupt_is_not_repeated_to_a_kernel_that_runs_something_else() -> None:
+    interrupt, asked = request("interrupt_request", "control"), request("debug_request", "control")
+    assert outstanding(interrupt, asked).lose() == ([asked], [], [interrupt])
+
+
+def test_a_message_to_a_widget_expects_no_reply_but_is_repeated_if_it_has_not_begun() -> None:
+    never_begun, begun = request("comm_msg"), request("comm_msg")
+    owed = outstanding(never_begun, begun)
+    assert owed.answered(reply(never_begun), "shell") is None
+    assert owed.take(begun)
+    assert owed.lose() == ([never_begun], [], [])
 
 
 def test_a_cell_is_not_asked_again() -> None:
     owed = outstanding(request("execute_request"))
-    assert owed.lose() == ([], [])
+    assert owed.lose() == ([], [], [])
     assert not owed
 
 
@@ -108,3 +121,32 @@ def test_the_oldest_of_too_many_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     assert owed.answered(reply(first), "shell") is None
     assert owed.answered(reply(second), "shell") is second
     assert owed.answered(reply(third), "shell") is third
+
+
+def test_a_question_can_be_asked_in_any_lane() -> None:
+    codec = Codec(Signer(b"key"))
+    question = in_lane(_author.message("kernel_info_request", {}), "s")
+    assert codec.read(codec.write(question, [])).header["subshell_id"] == "s"
+
+
+def status(state: str, to: Request, size: int = 0) -> Message:
+    made = _author.message("status", {"execution_state": state, "x": "x" * size}, to.message)
+    codec = Codec(Signer(b""))
+    return codec.read(codec.write(made, []))
+
+
+def test_each_status_of_a_request_is_due_once() -> None:
+    asked, statuses = request(), Statuses()
+    statuses.expect(asked)
+    heard = [statuses.take(status(state, asked)) for state in ("busy", "busy", "idle", "idle")]
+    assert heard == [True, False, True, False]
+
+
+def test_no_other_status_is_due() -> None:
+    asked, statuses = request(), Statuses()
+    statuses.expect(asked)
+    assert not statuses.take(status("busy", request()))
+    assert not statuses.take(status("starting", asked))
+    assert not statuses.take(status("idle", asked, size=1 << 20))
+    statuses.clear()
+    assert not statuses.take(status("idle", asked))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
+from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.limits.meter import Meter
 from sandbox_kernel.policy.judge import Judge
@@ -40,8 +42,13 @@ class Around:
     def __init__(self) -> None:
         self.concluded: list[RunningCell] = []
 
+    ready = False
+
     def meter(self) -> Meter:
         return Meter()
+
+    def interrupt(self) -> None:
+        pass
 
     def forget(self) -> None:
         raise AssertionError
@@ -72,8 +79,9 @@ class Stage:
         self.reader = Reader(SESSION)
         self.inner = InnerSide(self.reader.drop)
         self.cells = Cells()
-        answers = Answers(self._frontend, Codec(KEY), author)
-        enforcer = Enforcer(self.loop, policy, Around(), Around())  # type: ignore[arg-type]
+        self.answers = answers = Answers(self._frontend, Codec(KEY), author)
+        self.limits = policy.limits
+        self.enforcer = enforcer = Enforcer(self.loop, policy, Around(), Around())  # type: ignore[arg-type]
         self.output = Output(
             self.loop,
             self.reader,
@@ -88,6 +96,7 @@ class Stage:
         )
         # Its ids are not the wrapper's: those of its own requests are not shown.
         self.author = Author(SESSION, username="inner")
+        self._client = Author("client")
         self._numbers = iter(range(1000))
 
     def new_kernel(self) -> Kernel:
@@ -108,7 +117,16 @@ class Stage:
         self.cells.admit(request)
         cell = self.cells.running(request.msg_id)
         assert cell is not None
+        cell.sent = time.monotonic()
         return cell
+
+    def callback(self, msg_type: str = "comm_msg") -> RunningCell:
+        request = Request("shell", self._client.message(msg_type, {}))
+        callback = RunningCell(request)
+        self.cells.begin_callback(callback)
+        self.inner.outstanding.add(request)
+        self.inner.statuses.expect(request)
+        return callback
 
     def go_on(self, seconds: float = 0.1) -> None:
         end = time.monotonic() + seconds
@@ -148,6 +166,9 @@ class Kernel:
 
     def show(self, text: str, cell: RunningCell | None = None) -> None:
         self._publish("stream", {"name": "stdout", "text": text}, cell)
+
+    def begin(self, cell: RunningCell) -> None:
+        self._publish("status", {"execution_state": "busy"}, cell)
 
     def end(self, cell: RunningCell) -> None:
         self._publish("status", {"execution_state": "idle"}, cell)
@@ -190,6 +211,17 @@ def test_a_reply_is_waited_for_until_the_kernel_answers_something_else(stage: St
     stage.expect("later")
 
 
+def test_a_reply_that_comes_when_it_is_not_waited_for_any_longer_is_none(stage: Stage) -> None:
+    kernel, cell = stage.new_kernel(), stage.cell()
+    stage.inner.outstanding.add(cell.request)
+    kernel.end(cell)
+    stage.go_on(1.1)
+    assert stage.inner.link is not None
+    (answered,) = stage.inner.link.asked.values()
+    answered()
+    assert not stage.inner.outstanding
+
+
 def test_a_kernel_does_not_wait_for_the_reply_of_the_one_before_it(stage: Stage) -> None:
     kernel, cell = stage.new_kernel(), stage.cell()
     kernel.end(cell)
@@ -207,6 +239,17 @@ def test_last_words_are_heard_though_a_reply_is_missing(stage: Stage) -> None:
     stage.expect("last words")
 
 
+def test_what_is_said_of_a_cell_that_was_not_sent_is_not_of_that_cell(stage: Stage) -> None:
+    """It may wait for the user's yes, and whatever an earlier cell left can guess its id."""
+    kernel, cell = stage.new_kernel(), stage.cell()
+    cell.sent = 0.0
+    kernel.show("forged", cell)
+    kernel.end(cell)
+    kernel.show("later")
+    stage.expect("forged", "idle", "later")
+    assert (cell.idle, cell.messages) == (None, 0)
+
+
 def test_what_carries_another_session_is_dropped_and_counted(stage: Stage) -> None:
     kernel = stage.new_kernel()
     kernel.show("honest")
@@ -214,3 +257,41 @@ def test_what_carries_another_session_is_dropped_and_counted(stage: Stage) -> No
     kernel.show("forged")
     stage.expect("honest")
     assert stage.reader.drops == {"foreign session": 1}
+
+
+def test_other_requests_begin_and_end_though_a_cell_may_show_nothing_more(stage: Stage) -> None:
+    """Their clients wait for that."""
+    kernel, cell, other = stage.new_kernel(), stage.cell(), stage.callback("complete_request")
+    stage.enforcer.begin(cell, replace(stage.limits, messages=0))
+    kernel.show("too much", cell)
+    kernel.begin(other)
+    kernel.begin(other)
+    kernel.end(other)
+    stage.expect("busy", "idle")
+
+
+def test_what_is_shown_before_its_turn_is_on_the_bill_of_the_cell_that_runs(stage: Stage) -> None:
+    kernel, cell = stage.new_kernel(), stage.cell()
+    stage.enforcer.begin(cell, replace(stage.limits, text_bytes=200))
+    waiting = stage.callback()
+    stage.enforcer.begin(waiting, stage.limits)
+    kernel.show("little", waiting)
+    kernel.show("more" * 50, waiting)
+    kernel.show("too much", waiting)
+    stage.expect("little")
+    assert cell.text_bytes > 200
+
+
+def test_a_message_to_a_widget_is_repeated_unless_it_has_begun(stage: Stage) -> None:
+    kernel, begun, never_begun = stage.new_kernel(), stage.callback(), stage.callback()
+    kernel.begin(begun)
+    stage.expect("busy")
+    assert begun.begun
+    assert stage.inner.lose().again == [never_begun.request]
+
+
+def test_a_message_to_a_widget_that_nobody_can_take_is_over_all_the_same(stage: Stage) -> None:
+    """The widget sends nothing more until it hears that."""
+    error = SandboxUnavailable("There is none.", hint="Wait.")
+    stage.answers.refuse(stage.callback().request, error)
+    stage.expect("busy", "idle")

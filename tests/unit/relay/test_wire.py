@@ -9,12 +9,15 @@ from jupyter_client.session import Session
 
 from sandbox_kernel.relay.wire import (
     REPLAY_WINDOW,
+    SPARE_FRAMES,
     Author,
+    BodyError,
     Codec,
     Message,
     Signer,
     WireError,
     decode_object,
+    encode_object,
 )
 
 JSON = st.recursive(
@@ -66,6 +69,60 @@ def test_an_empty_key_turns_signing_off() -> None:
     frames = [b"<IDS|MSG>", b"", header, b"{}", b"{}", b"{}"]
     assert codec(b"").read(frames).msg_type == "x"
     assert codec(b"").read(frames).msg_type == "x"
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5], ids=["header", "parent", "metadata", "content"])
+def test_odd_bytes_are_read_as_clients_read_them(number: int) -> None:
+    """jupyter_client sends those of a user's or a file's name raw."""
+    session = Session(key=b"key")
+    message = session.msg("execute_request", {"code": "1", "name": "x-name"}, parent={})
+    message["header"]["username"] = message["parent_header"]["name"] = "x-name"
+    message["metadata"]["name"] = "x-name"
+    frames = session.serialize(message)
+    frames[number] = frames[number].replace(b"x-name", b"caf\xe9")
+    frames[1] = session.sign(frames[2:6])
+    read = codec().read(frames)
+    read.build()
+    assert "caf\N{REPLACEMENT CHARACTER}" in read.frames[number - 2].decode()
+
+
+@pytest.mark.parametrize("number", [4, 5], ids=["metadata", "content"])
+@pytest.mark.parametrize("body", [b'{"x":1e400}', b'{"x":"\\ud83d"}', b"[]", b"{"])
+def test_of_a_message_whose_body_cannot_be_built_there_is_the_header(
+    number: int, body: bytes
+) -> None:
+    session = Session(key=b"key")
+    frames = session.serialize(session.msg("execute_request", {"code": "1"}), ident=[b"c"])
+    frames[number + 1] = body
+    frames[2] = session.sign(frames[3:7])
+    with pytest.raises(BodyError) as caught:
+        codec().read(frames).build()
+    bare = caught.value.message
+    assert (bare.msg_type, bare.idents) == ("execute_request", (b"c",))
+    assert (bare.content, bare.metadata) == ({}, {})
+
+
+def test_what_can_be_built_where_it_is_read_can_be_where_it_is_used() -> None:
+    """How deep JSON may be nested depends on how deep the stack is already."""
+
+    def used(message: Message, depth: int) -> bytes:
+        if depth:
+            return used(message, depth - 1)
+        return encode_object({**decode_object(message.frames[3]), "more": 1})
+
+    session, built = Session(key=b"key"), 0
+    for depth in range(700, 1000, 5):
+        frames = session.serialize(session.msg("x", {}))
+        frames[5] = nested(depth)
+        frames[1] = session.sign(frames[2:6])
+        try:
+            message = codec().read(frames)
+            message.build()
+        except BodyError:
+            continue
+        assert used(message, SPARE_FRAMES - 10)
+        built += 1
+    assert 0 < built < 60
 
 
 def test_a_replay_is_refused_within_the_window() -> None:
