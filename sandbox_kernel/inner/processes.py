@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 # The supervisor, where it is the first process of a pid namespace: then all there are are its own.
@@ -36,6 +38,26 @@ def signal_all(number: int) -> None:
         for pid in others:
             kill(pid, number)
         signalled |= others
+
+
+def forbid_forks(is_doomed: Callable[[int], bool]) -> None:
+    """See that these processes, which are stopped, get no more children.
+
+    Under gVisor a fork under way is completed whatever signal has come, and the child is not stopped: it
+    goes on to fork. But whether one more process is allowed is asked last of all. Linux has a fork that a
+    signal waits for begin anew, and our filter allows no limits for others.
+    """
+    asked: set[int] = set()
+    # The newest first: they are the ones that run.
+    while new := sorted(all_pids(os.getpid()) - asked, reverse=True):
+        for pid in filter(is_doomed, new):
+            try:
+                resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))
+            except PermissionError:
+                return
+            except ProcessLookupError:
+                continue
+        asked |= set(new)
 
 
 def all_pids(supervisor: int) -> set[int]:

@@ -46,6 +46,7 @@ from .processes import (
     FIRST,
     alive,
     all_pids,
+    forbid_forks,
     is_users,
     kill,
     killpg,
@@ -305,6 +306,8 @@ class Supervisor:
 
     def _roll_back(self, to: str, prefix: str) -> None:
         """Let a checkpoint take the kernel process's place, with nothing left of what came since."""
+        # Before all else: whatever takes time here, a storm of forks has as well.
+        signal_all(signal.SIGSTOP)
         self._read_desk()
         if to == "previous":
             self._forget_newest()
@@ -315,10 +318,11 @@ class Supervisor:
             while len(self._checkpoints) > 1 and self._newest_label() > self._wanted:
                 self._forget_newest()
         spared = {checkpoint.pid for checkpoint in self._checkpoints}
+        forbid_forks(lambda pid: pid not in spared)
         others = all_pids(os.getpid()) - {self._kernel_pid}
         self._ended = [pid for pid in others if is_users(pid)]
         self._kernel_pid = 0
-        self._kill(lambda pid: pid not in spared)
+        self._kill_stopped(lambda pid: pid not in spared)
         self._waking = prefix
         self._wake_newest()
 
@@ -356,11 +360,14 @@ class Supervisor:
         return killed, sum(is_new(*thread) for thread in threads_of(self._kernel_pid))
 
     def _kill(self, is_doomed: Callable[[int], bool]) -> int:
-        """Kill these processes; how many there were."""
-        # Stopped first, all at once, and looked for until there are none: a process that was in the
-        # middle of a fork ends up with a child that the first look did not see. Under gVisor that child
-        # may go on to fork, so they are stopped again.
+        """Kill these processes, stopped first, all at once; how many there were."""
         signal_all(signal.SIGSTOP)
+        forbid_forks(is_doomed)
+        return self._kill_stopped(is_doomed)
+
+    def _kill_stopped(self, is_doomed: Callable[[int], bool]) -> int:
+        # Looked for until there are none: a process that was in the middle of a fork ends up with a
+        # child that the first look did not see.
         killed = 0
         deadline = time.monotonic() + DEATH_SECONDS
         while doomed := [pid for pid in all_pids(os.getpid()) if alive(pid) and is_doomed(pid)]:
