@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation import view
 from sandbox_kernel.limits.cgroup import Cgroup
+from sandbox_kernel.limits.statistics import Statistics
 
 # Above every range that systems and container engines hand out; one uid per wrapper, so that two
 # sandboxes are strangers to each other.
@@ -130,8 +131,9 @@ class Sandbox(ABC):
         """Readable when there is more to `hear`; ``None``: all is known when it has started."""
         return None
 
-    def hear(self) -> None:  # noqa: B027 - most have nobody to listen to
-        """Take in what was said."""
+    def hear(self) -> bool:
+        """Take in what was said; whether more may come."""
+        return False
 
     @property
     def known(self) -> bool:
@@ -162,6 +164,13 @@ class Sandbox(ABC):
         """Whether the process of this pid, which has opened the lifeline, is seen to be in it."""
         return True
 
+    def ask_for_statistics(self, uid: int) -> bool:
+        """Have somebody else say what the sandbox uses; whether there is such a one.
+
+        Who has opened the lifeline is a process of this user that cannot be seen from here.
+        """
+        return False
+
     @property
     def supervisor_pid(self) -> int | None:
         """The host's pid of the supervisor, where no pid namespace tells which process it is."""
@@ -170,6 +179,11 @@ class Sandbox(ABC):
     @property
     def cgroup(self) -> Cgroup | None:
         """The cgroup that all its processes are in, for the meter; ``None``: ``/proc`` must do."""
+        return None
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """What was said of its usage, after ``ask_for_statistics``; ``None``: nothing yet."""
         return None
 
     @abstractmethod

@@ -27,14 +27,16 @@ from sandbox_kernel.isolation.base import (
 from sandbox_kernel.isolation.hire import HiredKeeper, hire
 from sandbox_kernel.isolation.offer import NO_SUCH_IMAGE, REGISTER, no_runtime
 from sandbox_kernel.isolation.owner import OWNER, owner_label
-from sandbox_kernel.isolation.probe import cpus_not_held
+from sandbox_kernel.isolation.probe import cpus_not_held, not_measurable
 from sandbox_kernel.isolation.wanted import Found, Missing, Wanted, bind, ulimit
 from sandbox_kernel.limits.cgroup import Cgroup
 from sandbox_kernel.limits.files import read
+from sandbox_kernel.limits.statistics import LIMITATION, Statistics, Used
 from sandbox_kernel.paths import SECCOMP, policies_directory
 
 TMPFS_BYTES: Final = 1 << 30
 OPEN_FILES: Final = 4096
+ROOT: Final = 0
 # What is shown of it: docs/operations.md has all of it, with the reasons.
 GVISOR_LIMITATIONS: Final = (
     "a cell can end its own sandbox, and the variables with it",
@@ -102,9 +104,12 @@ class ContainerSandbox(Sandbox):
         self._folder_notes = (*self._view.notes, *self._closed())
         self._keeper: HiredKeeper | None = None
         self._heard = b""
-        # All that the keeper has said, of which no word comes twice.
+        # All that the keeper has said, each word as it was said last.
         self._said: dict[str, Any] = {}
         self._cgroup: Cgroup | None = None
+        # Whether the engine must say what it uses, because nobody can see it from here.
+        self._out_of_sight = False
+        self._statistics: Statistics | None = None
 
     def _plan_folder(self) -> view.View:
         folder = self._spec.working_directory
@@ -140,7 +145,10 @@ class ContainerSandbox(Sandbox):
                 *self._dropped(),
                 *_notes(level),
             ),
-            limitations=GVISOR_LIMITATIONS if level == "gvisor" else (),
+            limitations=(
+                *(GVISOR_LIMITATIONS if level == "gvisor" else ()),
+                *([LIMITATION] if self._out_of_sight else []),
+            ),
             image="" if found is None else found.image,
         )
 
@@ -210,16 +218,28 @@ class ContainerSandbox(Sandbox):
         assert self._keeper is not None
         return self._keeper.report
 
-    def hear(self) -> None:
-        """Take in what the keeper has said by now."""
+    def hear(self) -> bool:
+        """Take in what the keeper has said by now; whether more may come."""
+        has_ended = False
         with contextlib.suppress(BlockingIOError):
             while received := os.read(self.report_descriptor, 65536):
                 self._heard += received
+            has_ended = True
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
-            self._said |= json.loads(line)
+            words = json.loads(line)
+            self._said |= words
+            if "used" in words:
+                self._renew(Used(**words["used"]), words["age"])
         if self._containers.found is None and "found" in self._said:
             self._containers.found = Found(**self._said["found"])
+        return not has_ended
+
+    def _renew(self, used: Used, age_seconds: float) -> None:
+        if self._statistics is None:
+            self._statistics = Statistics(used, age_seconds)
+        else:
+            self._statistics.renew(used, age_seconds)
 
     @property
     def known(self) -> bool:
@@ -237,6 +257,8 @@ class ContainerSandbox(Sandbox):
     @property
     def failed(self) -> bool:
         if self._said.keys() & {"missing", "error", "refused"}:
+            return True
+        if self._unmeasured:
             return True
         return self.known and self._unheld() is not None
 
@@ -271,14 +293,35 @@ class ContainerSandbox(Sandbox):
         except OSError:
             return False
 
+    def ask_for_statistics(self, uid: int) -> bool:
+        """By its user, as its pid says nothing here. Under gVisor it is a process of the engine's."""
+        assert self._keeper is not None
+        if uid in (self._uid, ROOT) and not self._out_of_sight:
+            self._out_of_sight = True
+            self._keeper.ask_for_statistics()
+        return self._out_of_sight
+
+    @property
+    def statistics(self) -> Statistics | None:
+        return self._statistics
+
+    @property
+    def _unmeasured(self) -> bool:
+        """Whether the engine does not even say once what the container uses."""
+        return "unused" in self._said and self._statistics is None
+
     @property
     def cgroup(self) -> Cgroup | None:
+        if self._out_of_sight:
+            return None
         if self._cgroup is None and self.root_pid:
             self._cgroup = Cgroup.of(self.root_pid)
         return self._cgroup
 
     def explain(self, console: str) -> SandboxUnavailable:
         self.hear()
+        if self._unmeasured:
+            return not_measurable(self.facts.engine, self._said["unused"])
         if self.known and (unheld := self._unheld()) is not None:
             return unheld
         return explain(self._said, self._containers.wanted.address, console)

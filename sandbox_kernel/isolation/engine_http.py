@@ -53,11 +53,15 @@ class Engine:
         connections: list[socket.socket] = []
         try:
             for path in paths:
-                connections.append(self._send("GET", path))
-            return [self._answer(connection) for connection in connections]
+                connections.append(self.begin(path))
+            return [self.finish(connection) for connection in connections]
         finally:
             for connection in connections:
                 connection.close()
+
+    def begin(self, path: str) -> socket.socket:
+        """Ask: the connection can be read when the answer comes. It is the caller's to close."""
+        return self._send("GET", path)
 
     def get(self, path: str) -> Any:
         """Raises ``EngineRefusal`` too."""
@@ -93,7 +97,8 @@ class Engine:
             raise _refusal(status, data)
         return self._parsed(data)
 
-    def _answer(self, connection: socket.socket) -> Answer:
+    def finish(self, connection: socket.socket) -> Answer:
+        """The answer to what was asked with ``begin``."""
         if self._on_silence is not None and not _is_readable(connection, SILENCE_SECONDS):
             self._on_silence()
             self._on_silence = None

@@ -29,6 +29,9 @@ class HiredKeeper(NamedTuple):
             self.process.stdin.write(line + b"\n")
             self.process.stdin.flush()
 
+    def ask_for_statistics(self) -> None:
+        self.order(b"statistics")
+
     def dismiss(self) -> None:
         """Without stdin it ends, as soon as its container is removed, and is collected later."""
         for stream in (self.process.stdin, self.process.stdout):

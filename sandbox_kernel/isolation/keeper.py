@@ -2,14 +2,17 @@
 
 Engines are slow, may hang, and may die: here that holds up nobody. It reads what to run as a line of
 JSON on stdin, which then stays open. When it closes, because the wrapper wants that or has died, by
-whatever cause, the container is removed. What the container prints goes to stdout; what became of it
-goes as lines of JSON to the descriptor that is the only argument (``container`` reads them):
+whatever cause, the container is removed. A line that comes over it before asks for statistics, from then
+on. What the container prints goes to stdout; what became of it goes as lines of JSON to the descriptor
+that is the only argument (``container`` reads them):
 
     waiting  the engine is silent for longer than is normal
     found    which level it has, with which image
     missing  or why it has none of the levels that were asked for
     started  the container runs: its first process, and what the engine says of it
     error    or why it does not; ``refused`` if the engine says so, ``made`` if it has made it before
+    used     what it uses, ``age`` seconds ago at most
+    unused   or why the engine does not say
 
 A container whose engine has gone away lives on, and is kept: its sockets are the wrapper's.
 """
@@ -29,6 +32,7 @@ from typing import Any, Final
 
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation.engine_http import Engine, EngineRefusal
+from sandbox_kernel.isolation.inquiry import Inquiry
 from sandbox_kernel.isolation.offer import PODMAN, NothingFound, choose
 from sandbox_kernel.isolation.owner import OWNER, is_abandoned, is_of_an_earlier_boot
 from sandbox_kernel.isolation.wanted import Found, Wanted
@@ -40,6 +44,8 @@ REMOVAL_SECONDS: Final = 600.0
 RETRY_SECONDS: Final = 0.5
 # After that the kernel is up: what others have left can be looked for, which takes the engine a moment.
 IDLE_SECONDS: Final = 2.0
+# A container is made within seconds of its volume, if at all.
+OLD_SECONDS: Final = 3600.0
 # An engine that was frozen may make what it was asked for long ago, after it was told to remove it.
 AFTERTHOUGHT_SECONDS: Final = 5.0
 _HEADER_BYTES: Final = 8
@@ -52,6 +58,8 @@ class Keeper:
     def __init__(self, report: int) -> None:
         self._report = report
         self._has_cleaned = False
+        self._wants_statistics = False
+        self._inquiry: Inquiry | None = None
 
     def run(self, order: dict[str, Any]) -> None:
         wanted = Wanted(**order["wanted"])
@@ -115,21 +123,31 @@ class Keeper:
         """Until the container or the wrapper ends; the engine may go and come back meanwhile."""
         while console is not None:
             with console:
-                if self._pass_on(engine, console.fileno(), printed):
+                if self._pass_on(engine, name, console.fileno(), printed):
                     return
             console, printed = self._attach_again(engine, name)
 
-    def _pass_on(self, engine: Engine, console: int, printed: bytes) -> bool:
+    def _pass_on(self, engine: Engine, name: str, console: int, printed: bytes) -> bool:
         """The container's output, until its end; whether the wrapper has ended."""
         pending = self._print_whole(printed)
+        idle_until = time.monotonic() + IDLE_SECONDS
         while True:
-            idle = None if self._has_cleaned else IDLE_SECONDS
-            readable, _, _ = select.select([STDIN, console], [], [], idle)
-            if not readable:
+            sources, pause = [STDIN, console], None
+            if not self._has_cleaned:
+                pause = max(0.0, idle_until - time.monotonic())
+            if self._inquiry is not None:
+                sources += self._inquiry.sources
+                pause = min(self._inquiry.pause, IDLE_SECONDS if pause is None else pause)
+            readable, _, _ = select.select(sources, [], [], pause)
+            if not self._has_cleaned and time.monotonic() >= idle_until:
                 remove_abandoned(engine)
                 self._has_cleaned = True
-            if STDIN in readable and wrapper_has_ended():
+            if STDIN in readable and self._wrapper_has_ended():
                 return True
+            if self._wants_statistics and self._inquiry is None:
+                self._inquiry = Inquiry(engine, name)
+            if self._inquiry is not None and (said := self._inquiry.go_on(readable)):
+                self._say(**said)
             if console in readable:
                 try:
                     received = os.read(console, 65536)
@@ -151,8 +169,7 @@ class Keeper:
             data = data[end:]
         return data
 
-    @staticmethod
-    def _attach_again(engine: Engine, name: str) -> tuple[socket.socket | None, bytes]:
+    def _attach_again(self, engine: Engine, name: str) -> tuple[socket.socket | None, bytes]:
         """Nothing is printed any more: the container has ended (``None``), or its engine has."""
         while True:
             try:
@@ -164,8 +181,14 @@ class Keeper:
                 if isinstance(error, EngineRefusal) and error.status == _NOT_FOUND:
                     return None, b""
                 # Nobody tells when an engine comes back; the end of the wrapper is seen at once.
-                if select.select([STDIN], [], [], RETRY_SECONDS)[0] and wrapper_has_ended():
+                if select.select([STDIN], [], [], RETRY_SECONDS)[0] and self._wrapper_has_ended():
                     return None, b""
+
+    def _wrapper_has_ended(self) -> bool:
+        """Stdin can be read: its end, or a line that asks for statistics."""
+        line = os.read(STDIN, 4096)
+        self._wants_statistics |= bool(line)
+        return not line
 
 
 def find(engine: Engine, wanted: Wanted, before: Mapping[str, Any] | None) -> Found:
@@ -188,11 +211,6 @@ def find(engine: Engine, wanted: Wanted, before: Mapping[str, Any] | None) -> Fo
             hint = "Start it with that runtime again; or restart the kernel, for what there is now."
             raise SandboxUnavailable(what, hint=hint)
     return found
-
-
-def wrapper_has_ended() -> bool:
-    """Stdin can be read: nothing comes over it but its end."""
-    return not os.read(STDIN, 4096)
 
 
 def cpus_of(host: dict[str, Any]) -> float:
@@ -272,8 +290,22 @@ def remove_abandoned(engine: Engine) -> None:
         for volume in engine.get(f"/volumes?filters={filters}")["Volumes"] or ():
             owner = volume["Labels"][OWNER]
             # A reboot leaves a container's volume; the engine keeps those in use.
-            if is_abandoned(owner) or is_of_an_earlier_boot(owner):
+            if is_abandoned(owner) or is_of_an_earlier_boot(owner) or is_old(volume):
                 remove_volume(engine, volume["Name"])
+
+
+def is_old(volume: Mapping[str, Any]) -> bool:
+    """Whether its container, which was made with it, is there by now, or is gone.
+
+    With a pid namespace end the keepers in it, and nobody elsewhere knows whose a volume was.
+    """
+    from datetime import datetime  # not on the way of every start
+
+    try:
+        made = datetime.fromisoformat(volume["CreatedAt"])
+    except (KeyError, ValueError):
+        return False  # an engine that does not say
+    return (datetime.now(made.tzinfo) - made).total_seconds() > OLD_SECONDS
 
 
 def main() -> None:

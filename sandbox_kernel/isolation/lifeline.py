@@ -9,8 +9,16 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 MAX_LINE_BYTES = 1024
+
+
+class Peer(NamedTuple):
+    """A process by the word of the host's kernel; its pid is 0 if it has none in our namespace."""
+
+    pid: int
+    uid: int
 
 
 class Lifeline:
@@ -42,12 +50,13 @@ class Lifeline:
         return self._connection is not None
 
     @property
-    def peer(self) -> int:
-        """The pid, in our namespace, of who has connected; 0 if it has none there."""
+    def peer(self) -> Peer:
+        """Who has connected."""
         assert self._connection is not None
         size = struct.calcsize("3i")
         credentials = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        return int(struct.unpack("3i", credentials)[0])
+        pid, uid, _ = struct.unpack("3i", credentials)
+        return Peer(pid, uid)
 
     @property
     def descriptor(self) -> int:

@@ -93,10 +93,11 @@ def cpus_not_held(why: str) -> SandboxUnavailable:
     )
 
 
-def not_measurable(engine: str) -> SandboxUnavailable:
+def not_measurable(engine: str, why: str) -> SandboxUnavailable:
     return SandboxUnavailable(
         f"The processes of {engine}'s containers cannot be seen from here, so nothing would hold "
-        "cells to their limits: the engine, or Jupyter, runs in a container or machine of its own.",
+        "cells to their limits: the engine, or Jupyter, runs in a container or machine of its own. Nor "
+        f"can the engine's statistics be used: {why}.",
         hint="Use an engine that runs beside Jupyter, in the same pid namespace (`--pid=host`); or "
         "the level `process`.",
     )

@@ -114,6 +114,10 @@ class Cgroup:
     def source(self) -> str:
         return f"cgroup v{self.version}"
 
+    @property
+    def as_of(self) -> None:
+        return None
+
     # -- who is in it ------------------------------------------------------------------------------
 
     def join(self) -> None:

@@ -1,15 +1,18 @@
 """What a sandbox and a cell in it use: always read from the host, never anything said from inside.
 
-From the sandbox's cgroup where there is one, else from ``/proc``; ``Meter.source`` says which.
+From the sandbox's cgroup where there is one, else from ``/proc``, and from an engine where neither can be
+seen; ``Meter.source`` says which.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Any, Final
 
-from sandbox_kernel.limits.cgroup import Cgroup, Memory
+from sandbox_kernel.limits.account import Account
+from sandbox_kernel.limits.cgroup import Memory
 from sandbox_kernel.limits.growth import (
     Processes,
     gained_bytes,
@@ -45,38 +48,40 @@ _REST_SECONDS: Final = 0.001
 
 
 class Meter:
-    """Measures one sandbox: the processes below ``root_pid``, all in ``cgroup`` if there is one.
+    """Measures one sandbox: the processes below ``root_pid``, all of them in ``account`` if there is one.
 
-    After the sandbox's end it goes on to say how much CPU time that has used. Without a ``root_pid``
-    there is nothing to measure. ``supervisor``: its pid, where no pid namespace tells.
+    After the sandbox's end it goes on to say how much CPU time that has used. With neither there is
+    nothing to measure. ``supervisor``: its pid, where no pid namespace tells.
     """
 
     def __init__(
         self,
         root_pid: int | None = None,
-        cgroup: Cgroup | None = None,
+        account: Account | None = None,
         supervisor: int | None = None,
     ) -> None:
         # What `usage_reply` shows as the memory there is: the user's budget.
         self.memory_limit: int | None = None
         self._root = _NOBODY if root_pid is None else root_pid
-        self._cgroup = cgroup
+        self._account = account
         self._supervisor = supervisor
         # It may be without one of the two controllers.
-        self._has_memory = cgroup is not None and cgroup.memory() is not None
-        self._has_cpu = cgroup is not None and cgroup.cpu_seconds() is not None
+        self._has_memory = account is not None and account.memory() is not None
+        self._has_cpu = account is not None and account.cpu_seconds() is not None
         self._tree = Tree(self._root)
         self._tree_memory = TreeMemory()
         self._leaders: Leaders | None = None
         self._kernel_parent = 0
         self._cpu_seconds = 0.0
         self._ahead: Baseline | None = None
+        # When a cell was last looked at, by the monotonic clock.
+        self._busy_at = 0.0
         self._last_answer: tuple[float, float] | None = None
 
     @property
     def source(self) -> str:
-        """Where memory is read: ``cgroup v2``, ``cgroup v1`` or ``/proc``."""
-        return self._cgroup.source if self._cgroup is not None and self._has_memory else PROC
+        """Where memory is read: ``cgroup v2``, ``cgroup v1``, ``/proc`` or ``engine``."""
+        return self._account.source if self._account is not None and self._has_memory else PROC
 
     @property
     def kernel_pid(self) -> int | None:
@@ -85,7 +90,7 @@ class Meter:
 
     def oom_kills(self) -> int:
         """How often the kernel has killed for want of memory; only a cgroup knows."""
-        return 0 if self._cgroup is None else self._cgroup.oom_kills()
+        return 0 if self._account is None else self._account.oom_kills()
 
     def memory_bytes(self, limit: int | None = None) -> int:
         """The whole sandbox's. Without a cgroup it is an upper bound up to ``limit``: that is cheap."""
@@ -103,6 +108,16 @@ class Meter:
         ahead = self._ahead
         return ahead if ahead is not None and self._is_at_rest() else self._baseline()
 
+    def covers(self, moment: float) -> bool:
+        """Whether what is read now has been so since ``moment``; else it is older than that."""
+        as_of = None if self._account is None else self._account.as_of
+        return as_of is None or as_of >= moment
+
+    @property
+    def covers_last_cell(self) -> bool:
+        """Whether what is read now has all that the last cell did in it."""
+        return self.covers(self._busy_at)
+
     def _is_at_rest(self) -> bool:
         """Whether nothing has run since the look ahead: only a cgroup's CPU time is exact enough."""
         ahead = self._ahead
@@ -119,6 +134,7 @@ class Meter:
 
     def read(self, baseline: Baseline, memory_limit: int | None = None) -> Reading:
         """What was used since ``baseline``; on ``memory_limit`` see ``memory_bytes``."""
+        self._busy_at = time.monotonic()
         now = self._snapshot()
         pid, kernel = self._find_kernel(now)
         processes = sort_processes(baseline, now, pid)
@@ -160,11 +176,12 @@ class Meter:
 
     def _snapshot(self, *, scan: bool = True) -> Snapshot:
         """The sandbox now; ``scan``: look through open files for memory as well."""
-        if self._cgroup is not None and self._has_memory:
-            pids = self._cgroup.pids()
+        if self._account is not None and self._has_memory:
+            memory = self._account.memory() or Memory(0, 0, 0)  # it has ended
+            if (pids := self._account.pids()) is None:
+                return Snapshot(memory, {}, {}, {}, complete=False)
             # One that is about to end is there still, but has nothing any more.
             anon = {pid: anon for pid in pids[:MAX_PROCESSES] if (anon := anon_bytes(pid))}
-            memory = self._cgroup.memory() or Memory(0, 0, 0)  # it has ended
             return Snapshot(memory, anon, {}, {}, complete=len(pids) <= MAX_PROCESSES)
         stats = self._tree.look()
         statuses = {pid: status for pid in stats if (status := read_status(pid)) is not None}
@@ -195,8 +212,8 @@ class Meter:
         return self._tree_memory.exact(now.statuses, now.memory)
 
     def _read_cpu(self) -> float:
-        if self._cgroup is not None and self._has_cpu:
-            seconds = self._cgroup.cpu_seconds()
+        if self._account is not None and self._has_cpu:
+            seconds = self._account.cpu_seconds()
         else:
             if self._has_memory:
                 self._tree.look()  # else the snapshot has
@@ -206,7 +223,7 @@ class Meter:
         return self._cpu_seconds
 
     def _tasks(self, now: Snapshot) -> int:
-        tasks = None if self._cgroup is None else self._cgroup.tasks()
+        tasks = None if self._account is None else self._account.tasks()
         if tasks is not None:
             return tasks
         stats = now.stats or {pid: stat for pid in now.anon if (stat := read_stat(pid))}
@@ -241,6 +258,9 @@ class CellMeter:
     def __init__(self, meter: Meter, memory_limit: int | None = None) -> None:
         self._meter = meter
         self._memory_limit = memory_limit
+        self._began = time.monotonic()
+        # A baseline without all that the last cell did would blame this one for it.
+        self._has_baseline = meter.covers_last_cell
         self.baseline = meter.begin()
         self.cpu_seconds = 0.0
         # Of the sandbox, now.
@@ -255,6 +275,10 @@ class CellMeter:
         return self.growth_bytes
 
     def sample(self) -> Reading:
+        if not self._has_baseline:
+            self._has_baseline = self._meter.covers(self._began)
+            # Still, what it has started by now is its own.
+            self.baseline = replace(self._meter.begin(), ticks=self.baseline.ticks)
         reading = self._meter.read(self.baseline, self._memory_limit)
         self.cpu_seconds = reading.cpu_seconds
         if reading.tasks:  # else the sandbox has ended: what it used last is what counts

@@ -126,12 +126,14 @@ class Lifecycle:
     def _hear(self, inner: InnerKernel) -> None:
         """Who starts the sandbox says how that goes."""
         sandbox = inner.started.sandbox
-        sandbox.hear()
-        if sandbox.failed:
+        assert sandbox.report_descriptor is not None
+        if not sandbox.hear():
+            self._loop.forget(sandbox.report_descriptor)
+        if inner.measured:
+            pass  # what it uses has been renewed
+        elif sandbox.failed:
             self._fail(inner)
         elif sandbox.known:
-            assert sandbox.report_descriptor is not None
-            self._loop.forget(sandbox.report_descriptor)
             self._measure(inner)
         elif (reason := sandbox.waiting) is not None:
             self._serving.delay(reason)
@@ -141,11 +143,17 @@ class Lifecycle:
         started = inner.started
         if inner.measured or not started.lifeline.accepted or not started.sandbox.known:
             return
-        sandbox = started.sandbox
-        if not sandbox.contains(started.lifeline.peer):
-            self._refuse(not_measurable(sandbox.facts.engine))
+        sandbox, peer = started.sandbox, started.lifeline.peer
+        if sandbox.contains(peer.pid):
+            inner.meter = Meter(sandbox.root_pid, sandbox.cgroup, sandbox.supervisor_pid)
+        elif peer.pid or not sandbox.ask_for_statistics(peer.uid):
+            why = "it is not certain that they are of this sandbox"
+            self._refuse(not_measurable(sandbox.facts.engine, why))
             return
-        inner.meter = Meter(sandbox.root_pid, sandbox.cgroup, sandbox.supervisor_pid)
+        elif sandbox.statistics is not None:
+            inner.meter = Meter(account=sandbox.statistics)
+        else:
+            return  # the first word is awaited
         inner.meter.memory_limit = self._limits.sandbox_memory_bytes
         if self._hold(sandbox):
             inner.measured = True

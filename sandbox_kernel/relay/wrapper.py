@@ -248,7 +248,8 @@ class Wrapper:
         """End with the server that started this kernel, even if that was killed."""
         if not os.environ.get("JPY_PARENT_PID"):
             return
-        parent = os.getppid()
+        if not (parent := os.getppid()):
+            return  # the first process of a pid namespace, which ends with who has made that
         gone = parent == 1 and os.environ["JPY_PARENT_PID"] != "1"
         try:
             descriptor = os.pidfd_open(parent)

@@ -23,6 +23,7 @@ from sandbox_kernel.isolation.container import (
 from sandbox_kernel.isolation.keeper import unheld, volumes_of
 from sandbox_kernel.isolation.owner import OWNER, owner_label
 from sandbox_kernel.isolation.wanted import HOST_TASKS_PER_TASK, Found, Wanted
+from sandbox_kernel.limits.statistics import Statistics, Used
 from sandbox_kernel.paths import policies_directory
 
 LIMITED = Allowance(memory_bytes=512 << 20, processes=100, cpus=1.5)
@@ -160,6 +161,17 @@ def test_a_folder_that_was_exchanged_since_the_start_is_not_shown(tmp_path: Path
 
 def mounted(made: ContainerSandbox) -> list[str]:
     return [mount["Target"] for mount in made._folder_mounts("name")]
+
+
+def test_an_engine_that_says_not_even_once_what_is_used_gets_no_cells(tmp_path: Path) -> None:
+    made = sandbox(tmp_path)
+    made._said = {"started": "1", "cpus": LIMITED.cpus}
+    assert not made.failed, "the control"
+    made._said |= {"unused": "not here"}
+    assert made.failed
+    # One that has said it before may be away for a while.
+    made._statistics = Statistics(Used(1.0, 1, 1, 1, 1), age_seconds=0)
+    assert not made.failed
 
 
 def test_limits_that_the_engine_has_dropped_are_said(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from sandbox_kernel.isolation.container import explain
 from sandbox_kernel.isolation.hire import HiredKeeper, hire
 from sandbox_kernel.isolation.keeper import find
 from sandbox_kernel.isolation.wanted import Found, Wanted
+from tests.kernel import eventually
 from tests.unit.isolation.engine_server import says, serving
 
 SECONDS = 20
@@ -38,6 +40,7 @@ class Engine:
         self._about = iter(about)
         self._removals = iter(removals)
         self._attached = 0
+        self.statistics = 501, b'{"message": "not here"}'
         self.attached_again = threading.Event()
         self.removed = threading.Event()
         self.over = threading.Event()
@@ -46,6 +49,8 @@ class Engine:
         method, path, _ = first.split()
         if path.endswith("stream=1"):
             self._attach(connection)
+        elif "/stats?" in path:
+            connection.sendall(says(*self.statistics))
         elif method == "GET":
             status, body = next(self._about)
             connection.sendall(says(status, json.dumps(body).encode()))
@@ -87,7 +92,15 @@ def kept(directory: Path, engine: Engine) -> Iterator[HiredKeeper]:
 def said_by(keeper: HiredKeeper) -> dict[str, Any]:
     """All that it has reported by its end."""
     keeper.process.wait(SECONDS)
-    lines = os.read(keeper.report, 65536).splitlines()
+    return heard(keeper)
+
+
+def heard(keeper: HiredKeeper) -> dict[str, Any]:
+    """What it has reported by now."""
+    try:
+        lines = os.read(keeper.report, 65536).splitlines()
+    except BlockingIOError:
+        return {}
     return {key: value for line in lines for key, value in json.loads(line).items()}
 
 
@@ -100,6 +113,28 @@ def test_an_engine_that_fails_to_tell_of_a_container_does_not_end_it(tmp_path: P
         assert keeper.process.stdin is not None
         keeper.process.stdin.close()  # as a wrapper's end does
         assert engine.removed.wait(SECONDS), "the control"
+
+
+def test_statistics_are_told_once_they_are_asked_for_and_not_before(tmp_path: Path) -> None:
+    engine = Engine((200, ABOUT), (200, ABOUT))
+    used = {"cpu_stats": {"cpu_usage": {"total_usage": 1}}, "memory_stats": {"usage": 4096}}
+    engine.statistics = 200, json.dumps(used).encode()
+    with kept(tmp_path, engine) as keeper:
+        assert engine.attached_again.wait(SECONDS)
+        assert heard(keeper).keys() == {"found", "started", "pid", "runtime", "cpus", "unheld"}
+        keeper.ask_for_statistics()
+        assert select.select([keeper.report], [], [], SECONDS)[0]
+        assert heard(keeper)["used"]["anon"] == 4096
+        assert not engine.removed.is_set(), "a question is not the wrapper's end"
+
+
+def test_a_question_is_not_lost_while_the_engine_is_away(tmp_path: Path) -> None:
+    engine = Engine((200, ABOUT), *[(500, BUSY)] * 3, (200, ABOUT))
+    with kept(tmp_path, engine) as keeper:
+        assert select.select([keeper.report], [], [], SECONDS)[0]
+        keeper.ask_for_statistics()
+        assert engine.attached_again.wait(SECONDS)
+        eventually(lambda: heard(keeper).get("unused") == "not here", what="an answer")
 
 
 def test_a_container_that_is_gone_needs_no_keeper_any_more(tmp_path: Path) -> None:

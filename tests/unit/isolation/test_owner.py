@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -98,14 +99,15 @@ def test_another_machine_s_label_is_left_alone_whatever_its_boot(
 class Engine:
     """Has a container and a volume of one owner, and says what it was told to remove."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, made: datetime | None = None) -> None:
         self._labels = {owner.OWNER: label}
+        self._made = {} if made is None else {"CreatedAt": made.isoformat()}
         self.removed: list[str] = []
 
     def get(self, path: str) -> object:
         if path.startswith("/containers"):
             return [{"Id": "c", "Labels": self._labels}]
-        return {"Volumes": [{"Name": "v", "Labels": self._labels}]}
+        return {"Volumes": [{"Name": "v", "Labels": self._labels, **self._made}]}
 
     def delete(self, path: str) -> None:
         self.removed.append(path)
@@ -122,3 +124,12 @@ def test_what_is_left_of_an_earlier_boot_is_removed_unless_it_runs(machine: Path
     remove_abandoned(mine)
     # Without force: an engine refuses to remove what runs, of another host by the same name.
     assert mine.removed == ["/containers/c?v=1", "/volumes/v"]
+
+
+def test_a_volume_of_nobody_known_is_removed_when_its_container_must_have_been_made() -> None:
+    """An engine refuses that while there is a container of it, be it anybody's."""
+    now = datetime.now(UTC)
+    for made, removed in ((now - timedelta(hours=2), ["/volumes/v"]), (now, []), (None, [])):
+        engine = Engine("elsewhere 1 1 1 1", made)
+        remove_abandoned(engine)
+        assert engine.removed == removed, made

@@ -87,6 +87,7 @@ class World:
 
         class Metering:
             source = "none"
+            covers_last_cell = True
             begin, read = staticmethod(world.begin), staticmethod(world.read)
             look_ahead, oom_kills = staticmethod(world.look_ahead), staticmethod(world.oom_kills)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 
+from sandbox_kernel.isolation.lifeline import Peer
+from sandbox_kernel.limits.statistics import Statistics, Used
+from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.relay import lifecycle
 from sandbox_kernel.relay.lifecycle import Lifecycle
 from sandbox_kernel.relay.loop import Loop
@@ -101,3 +106,67 @@ def test_nothing_is_undone_in_a_sandbox_that_has_begun_to_go_back(stage: Stage) 
     stage.lifecycle.undo(undone, impossible)
     assert impossible.call_count == 2
     assert stage.told() == [("count",)]
+
+
+class Newcomer:
+    """A sandbox of which the supervisor has just connected."""
+
+    def __init__(self, stage: Stage, peer: Peer, *, inside: bool = False) -> None:
+        self.stage = stage
+        self.inner = stage.inner
+        self.inner.measured = self.inner.serving = False
+        self.inner.started.lifeline.peer = peer
+        self.inner.started.lifeline.open = False
+        self.inner.link.sockets.monitors = []
+        self.sandbox = self.inner.started.sandbox
+        self.sandbox.contains.return_value = inside
+        self.sandbox.statistics = self.sandbox.cgroup = None
+        self.sandbox.root_pid = os.getpid()
+        self.sandbox.supervisor_pid = None
+        stage.lifecycle._limits = replace(load_policy("default").limits, cpus=None)
+
+    def measure(self) -> None:
+        self.stage.lifecycle._measure(self.inner)
+
+    @property
+    def refused(self) -> str:
+        return "".join(str(call.args[0]) for call in self.stage.serving.refuse.call_args_list)
+
+
+def test_who_is_seen_in_the_sandbox_is_measured_there(stage: Stage) -> None:
+    newcomer = Newcomer(stage, Peer(os.getpid(), 0), inside=True)
+    newcomer.measure()
+    assert newcomer.inner.measured
+    assert newcomer.inner.meter.source == "/proc"
+    newcomer.sandbox.ask_for_statistics.assert_not_called()
+
+
+def test_who_is_seen_elsewhere_is_nobody_to_run_cells_for(stage: Stage) -> None:
+    """Whatever an engine may say: it would speak of another one."""
+    newcomer = Newcomer(stage, Peer(os.getpid(), 0))
+    newcomer.measure()
+    assert not newcomer.inner.measured
+    assert "cannot be seen from here" in newcomer.refused
+    newcomer.sandbox.ask_for_statistics.assert_not_called()
+
+
+def test_who_is_not_seen_at_all_and_of_another_user_is_refused(stage: Stage) -> None:
+    newcomer = Newcomer(stage, Peer(0, 1234))
+    newcomer.sandbox.ask_for_statistics.return_value = False
+    newcomer.measure()
+    assert not newcomer.inner.measured
+    assert "cannot be seen from here" in newcomer.refused
+
+
+def test_who_is_not_seen_at_all_is_served_when_the_engine_has_said_what_it_uses(
+    stage: Stage,
+) -> None:
+    newcomer = Newcomer(stage, Peer(0, 1234))
+    newcomer.sandbox.ask_for_statistics.return_value = True
+    newcomer.measure()
+    assert not newcomer.inner.measured
+    assert not newcomer.refused
+    newcomer.sandbox.statistics = Statistics(Used(1.0, 1, 1, 1, 1), age_seconds=0)
+    newcomer.measure()
+    assert newcomer.inner.measured
+    assert newcomer.inner.meter.source == "engine"
