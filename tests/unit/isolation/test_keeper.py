@@ -116,7 +116,7 @@ def test_an_engine_that_fails_to_tell_of_a_container_does_not_end_it(tmp_path: P
 
 
 def test_statistics_are_told_once_they_are_asked_for_and_not_before(tmp_path: Path) -> None:
-    engine = Engine((200, ABOUT), (200, ABOUT))
+    engine = Engine((200, ABOUT), (200, ABOUT), (404, GONE))
     used = {"cpu_stats": {"cpu_usage": {"total_usage": 1}}, "memory_stats": {"usage": 4096}}
     engine.statistics = 200, json.dumps(used).encode()
     with kept(tmp_path, engine) as keeper:
@@ -129,7 +129,7 @@ def test_statistics_are_told_once_they_are_asked_for_and_not_before(tmp_path: Pa
 
 
 def test_a_question_is_not_lost_while_the_engine_is_away(tmp_path: Path) -> None:
-    engine = Engine((200, ABOUT), *[(500, BUSY)] * 3, (200, ABOUT))
+    engine = Engine((200, ABOUT), *[(500, BUSY)] * 3, (200, ABOUT), (404, GONE))
     with kept(tmp_path, engine) as keeper:
         assert select.select([keeper.report], [], [], SECONDS)[0]
         keeper.ask_for_statistics()
