@@ -21,7 +21,7 @@ from sandbox_kernel.images.build import ImageRequest, build_context, build_image
 from sandbox_kernel.images.lock import Pin
 from sandbox_kernel.isolation.engine import connect
 from sandbox_kernel.isolation.images import ImageRecord, recorded, records_path
-from tests.kernel import isolation, running_kernel
+from tests.kernel import eventually, isolation, running_kernel
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
 
@@ -35,7 +35,7 @@ def nothing(*_: object) -> None:
 @pytest.fixture
 def client() -> Iterator[APIClient]:
     client = connect()
-    client.timeout = 120
+    client.timeout = 250  # of a disk that is busy
     yield client
     client.close()
 
@@ -45,6 +45,8 @@ def tag(client: APIClient) -> Iterator[str]:
     """A name for an image that is gone after the test."""
     name = f"sandbox-kernel-test-{uuid.uuid4().hex}:latest"
     yield name
+    # A keeper may be at it still.
+    eventually(lambda: not client.containers(all=True, filters={"ancestor": name}))
     if client.images(name):
         client.remove_image(name, force=True)
 
