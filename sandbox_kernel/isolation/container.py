@@ -144,11 +144,9 @@ class ContainerSandbox(Sandbox):
                 *self._folder_notes,
                 *self._dropped(),
                 *_notes(level),
+                *self._late(),
             ),
-            limitations=(
-                *(GVISOR_LIMITATIONS if level == "gvisor" else ()),
-                *([LIMITATION] if self._out_of_sight else []),
-            ),
+            limitations=(*(GVISOR_LIMITATIONS if level == "gvisor" else ()), *self._late()),
             image="" if found is None else found.image,
         )
 
@@ -176,6 +174,10 @@ class ContainerSandbox(Sandbox):
             )
         if self._containers.found is not None and self._containers.found.labels:
             yield "SELinux labels are off in the sandbox: they would close the wrapper's sockets to it"
+
+    def _late(self) -> Iterator[str]:
+        if self._out_of_sight:
+            yield LIMITATION
 
     def start(self, run_directory: Path) -> None:
         keeper = self._keeper = self._containers.take_keeper()

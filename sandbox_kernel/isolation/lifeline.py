@@ -20,6 +20,15 @@ class Peer(NamedTuple):
     pid: int
     uid: int
 
+    @classmethod
+    def of(cls, connection: socket.socket) -> Peer:
+        """Who is at its other end."""
+        size = struct.calcsize("3i")
+        pid, uid, _ = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
+        return cls(pid, uid)
+
 
 class Lifeline:
     """Listens for the supervisor, which connects before any cell runs; then takes nobody else.
@@ -53,10 +62,7 @@ class Lifeline:
     def peer(self) -> Peer:
         """Who has connected."""
         assert self._connection is not None
-        size = struct.calcsize("3i")
-        credentials = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        pid, uid, _ = struct.unpack("3i", credentials)
-        return Peer(pid, uid)
+        return Peer.of(self._connection)
 
     @property
     def descriptor(self) -> int:

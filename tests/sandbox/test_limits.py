@@ -353,7 +353,7 @@ def test_a_cell_cannot_lift_the_limit_on_processes(kernel: Kernel) -> None:
 def test_a_cell_that_lifts_its_own_limit_on_processes_is_stopped(kernel: Kernel) -> None:
     assert kernel.run("keep = 42").status == "ok"
     outcome = kernel.run_within(
-        {"processes": 20, "grace": "500ms"},
+        {"processes": 20, "grace": "500ms", "wall": "10s"},
         "import resource, subprocess, time\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NPROC)\n"
         "resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.kernel import Kernel, eventually, is_running, running_kernel
 pytestmark = [pytest.mark.slow]
 
 NAME = "out-of-sight"
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+COMMAND = (sys.executable, "-m", "sandbox_kernel")
 SANDBOXES = [
     pytest.param("container", marks=pytest.mark.container),
     pytest.param("gvisor", marks=pytest.mark.gvisor),
@@ -54,10 +57,7 @@ def kernel(
         level = "container"
     spec = tmp_path / "jupyter" / "kernels" / NAME
     spec.mkdir(parents=True)
-    argv = [
-        *("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"),
-        *(sys.executable, "-m", "sandbox_kernel", "launch", "-f", "{connection_file}"),
-    ]
+    argv = [*APART, *COMMAND, "launch", "-f", "{connection_file}"]
     about = {"argv": argv, "display_name": NAME, "language": "python", "interrupt_mode": "message"}
     (spec / "kernel.json").write_text(json.dumps(about))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
@@ -139,3 +139,15 @@ def test_with_the_namespace_the_container_ends(kernel: Kernel) -> None:
             client.close()
 
     eventually(lambda: not left(), what="an end of the container")
+
+
+@pytest.mark.container
+def test_the_doctor_says_so() -> None:
+    def found(*before: str) -> str:
+        command = [*before, *COMMAND, "doctor", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        checks = json.loads(done.stdout)["checks"]
+        return next(check["found"] for check in checks if check["name"] == "engine")
+
+    assert "in another pid namespace" in found(*APART)
+    assert "namespace" not in found(), "the control"

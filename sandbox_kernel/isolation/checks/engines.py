@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
 from sandbox_kernel.isolation.checks.base import Check, Host, failed, together
 from sandbox_kernel.isolation.checks.runtimes import Runtime, gvisor, runtimes
-from sandbox_kernel.isolation.engine import UNIX, connect
+from sandbox_kernel.isolation.engine import UNIX, connect, knock
 from sandbox_kernel.isolation.images import FLAVORS, recorded
+from sandbox_kernel.isolation.lifeline import Peer
 from sandbox_kernel.isolation.offer import unmapped
 
 ENGINE: Final = "engine"
@@ -40,10 +41,14 @@ class Engine(NamedTuple):
     default_runtime: str
     images: frozenset[str]  # of those asked for
     unfit: SandboxUnavailable | None = None  # why it can run no sandbox
+    in_sight: bool = True  # whether it is in our pid namespace, and its containers with it
 
     def summary(self) -> str:
         rootless = ", rootless" if self.rootless else ""
-        return f"{self.kind} {self.version} at {self.address}{rootless}, cgroups by {self.cgroups}"
+        unseen = (
+            "" if self.in_sight else "; in another pid namespace, so it says itself what cells use"
+        )
+        return f"{self.kind} {self.version} at {self.address}{rootless}, cgroups by {self.cgroups}{unseen}"
 
 
 def check_engines(host: Host) -> list[Check]:
@@ -95,7 +100,9 @@ def ask(address: str, timeout: float, images: Sequence[str] = ()) -> Engine:
                 found.add(id)
             except NotFound:  # in whatever words: Podman has its own
                 continue
-        return _engine(address, version, info, frozenset(found))
+        with knock(address, timeout) as connection:
+            in_sight = Peer.of(connection).pid != 0
+        return _engine(address, version, info, frozenset(found))._replace(in_sight=in_sight)
     except (DockerException, OSError, ValueError, TypeError, AttributeError) as error:
         # The last three: what has the place of an engine may answer anything.
         what = f"The container engine at {address} gives no proper answer: {error}."
