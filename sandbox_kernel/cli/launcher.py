@@ -197,10 +197,23 @@ def _serve(
     policy_name: str | None,
     trust: str | None,
 ) -> int:
+    import zmq
+
+    from sandbox_kernel.relay.connection import ConnectionFileError, ConnectionInfo
+    from sandbox_kernel.relay.frontend import FrontendSockets
+
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        info = ConnectionInfo.load(launcher.connection_file)
+        # As early as can be: a client that finds nobody there tries again a tenth of a second later.
+        frontend = FrontendSockets(context, info)
+    except ConnectionFileError as error:
+        launcher.dismiss()
+        log(str(error))
+        return 1
     from sandbox_kernel.policy.find import DEFAULT
     from sandbox_kernel.policy.levels import choose_policy
     from sandbox_kernel.policy.load import load_policy
-    from sandbox_kernel.relay.connection import ConnectionFileError, ConnectionInfo
     from sandbox_kernel.relay.wire import Author
 
     starter: Starter = launcher
@@ -216,16 +229,12 @@ def _serve(
         policy = load_policy(DEFAULT)
     else:
         first = launcher.adopt(policy, first)
-    try:
-        info = ConnectionInfo.load(launcher.connection_file)
-        from sandbox_kernel.audit.log import AuditLog
-        from sandbox_kernel.relay.wrapper import Wrapper
+    from sandbox_kernel.audit.log import AuditLog
+    from sandbox_kernel.relay.wrapper import Wrapper
 
-        audit = AuditLog(policy, launcher.session, state_home())
-        wrapper = Wrapper(info, Author(launcher.session), starter, policy, audit)
-    except ConnectionFileError as error:
-        log(str(error))
-        return 1
+    audit = AuditLog(policy, launcher.session, state_home())
+    author = Author(launcher.session)
+    wrapper = Wrapper(context, frontend, info, author, starter, policy, audit)
     audit.open()
     wrapper.run(first)
     return 0

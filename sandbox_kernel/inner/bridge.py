@@ -45,6 +45,7 @@ from .state import State
 DEBUG_SHELL = "inproc://debug-shell"
 CONNECTIONS = 5
 CONNECT_SECONDS = 2.0
+RECONNECT_MILLISECONDS = 2
 # The last messages of a kernel that ends need some time to leave; ipykernel gives them half of it.
 EXIT_SECONDS = 0.2
 
@@ -114,6 +115,8 @@ class BridgeApp(IPKernelApp):
     def _connect(self, kind: int, port: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self.context.socket(kind)
         socket.linger = 1000
+        # The wrapper may be a moment later: to be asked again after zmq's 100 ms is too late.
+        socket.reconnect_ivl = RECONNECT_MILLISECONDS
         # Unbounded: output waits in the sandbox's memory, which has a limit, and is not dropped.
         socket.sndhwm = 0
         socket.connect(f"ipc://{self.ip}-{port}")

@@ -39,6 +39,8 @@ class Wrapper:
 
     def __init__(
         self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        frontend: FrontendSockets,
         info: ConnectionInfo,
         author: Author,
         starter: Starter,
@@ -48,8 +50,8 @@ class Wrapper:
         self._audit = audit
         self._end = "ended"
         self._loop = Loop()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._frontend = FrontendSockets(self._context, info)
+        self._context = context
+        self._frontend = frontend
         self._stopping = False
         codec = Codec(info.signer)
         self._answers = Answers(self._frontend, codec, author)
