@@ -20,7 +20,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.test bytecode
+bench: $(VENV)/.test
 	@scripts/ensure-bwrap
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 

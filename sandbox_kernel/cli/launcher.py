@@ -208,6 +208,7 @@ def _serve(
         # As early as can be: a client that finds nobody there tries again a tenth of a second later.
         frontend = FrontendSockets(context, info)
     except ConnectionFileError as error:
+        context.destroy(linger=0)
         launcher.dismiss()
         log(str(error))
         return 1

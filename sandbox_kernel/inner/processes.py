@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,16 +41,18 @@ def signal_all(number: int) -> None:
         signalled |= others
 
 
-def forbid_forks(is_doomed: Callable[[int], bool]) -> None:
+def forbid_forks(is_doomed: Callable[[int], bool], deadline: float) -> None:
     """See that these processes, which are stopped, get no more children.
 
     Under gVisor a fork under way is completed whatever signal has come, and the child is not stopped: it
     goes on to fork. But whether one more process is allowed is asked last of all. Linux has a fork that a
-    signal waits for begin anew, and our filter allows no limits for others.
+    signal waits for begin anew; there the filter of most levels allows no limits for others.
     """
     asked: set[int] = set()
     # The newest first: they are the ones that run.
     while new := sorted(all_pids(os.getpid()) - asked, reverse=True):
+        if time.monotonic() > deadline:
+            return
         for pid in filter(is_doomed, new):
             try:
                 resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))

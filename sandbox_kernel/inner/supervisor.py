@@ -318,11 +318,12 @@ class Supervisor:
             while len(self._checkpoints) > 1 and self._newest_label() > self._wanted:
                 self._forget_newest()
         spared = {checkpoint.pid for checkpoint in self._checkpoints}
-        forbid_forks(lambda pid: pid not in spared)
+        deadline = time.monotonic() + DEATH_SECONDS
+        forbid_forks(lambda pid: pid not in spared, deadline)
         others = all_pids(os.getpid()) - {self._kernel_pid}
         self._ended = [pid for pid in others if is_users(pid)]
         self._kernel_pid = 0
-        self._kill_stopped(lambda pid: pid not in spared)
+        self._kill_stopped(lambda pid: pid not in spared, deadline)
         self._waking = prefix
         self._wake_newest()
 
@@ -362,14 +363,14 @@ class Supervisor:
     def _kill(self, is_doomed: Callable[[int], bool]) -> int:
         """Kill these processes, stopped first, all at once; how many there were."""
         signal_all(signal.SIGSTOP)
-        forbid_forks(is_doomed)
-        return self._kill_stopped(is_doomed)
+        deadline = time.monotonic() + DEATH_SECONDS
+        forbid_forks(is_doomed, deadline)
+        return self._kill_stopped(is_doomed, deadline)
 
-    def _kill_stopped(self, is_doomed: Callable[[int], bool]) -> int:
+    def _kill_stopped(self, is_doomed: Callable[[int], bool], deadline: float) -> int:
         # Looked for until there are none: a process that was in the middle of a fork ends up with a
         # child that the first look did not see.
         killed = 0
-        deadline = time.monotonic() + DEATH_SECONDS
         while doomed := [pid for pid in all_pids(os.getpid()) if alive(pid) and is_doomed(pid)]:
             killed += len(doomed)
             for pid in doomed:

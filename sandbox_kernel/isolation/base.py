@@ -18,9 +18,23 @@ from sandbox_kernel.isolation import view
 from sandbox_kernel.limits.cgroup import Cgroup
 from sandbox_kernel.limits.statistics import Statistics
 
-# Above every range that systems and container engines hand out; one uid per wrapper, so that two
-# sandboxes are strangers to each other.
+# Above every range that systems and container engines hand out.
 FIRST_UNRELATED_UID: Final = 1_900_000_000
+# Of the host itself, by the kernel's own definition.
+_FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
+_MAX_PID: Final = 1 << 22
+_CHANCE_BITS: Final = 27
+
+
+def unrelated_uid() -> int:
+    """One uid per wrapper, so that two sandboxes are strangers to each other.
+
+    In a container of Jupyter's own a pid is not the wrapper's alone; there chance must do.
+    """
+    if os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE:  # noqa: PTH116 - on every start
+        return FIRST_UNRELATED_UID + os.getpid()
+    drawn = int.from_bytes(os.urandom(4)) >> (32 - _CHANCE_BITS)
+    return FIRST_UNRELATED_UID + _MAX_PID + drawn
 
 
 class SandboxFacts(NamedTuple):
@@ -164,12 +178,12 @@ class Sandbox(ABC):
         """Whether the process of this pid, which has opened the lifeline, is seen to be in it."""
         return True
 
-    def ask_for_statistics(self, uid: int) -> bool:
-        """Have somebody else say what the sandbox uses; whether there is such a one.
+    def ask_for_statistics(self, uid: int) -> str | None:
+        """Have somebody else say what the sandbox uses; else why that cannot be.
 
         Who has opened the lifeline is a process of this user that cannot be seen from here.
         """
-        return False
+        return "there is nobody to ask"
 
     @property
     def supervisor_pid(self) -> int | None:

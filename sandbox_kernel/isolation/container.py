@@ -18,14 +18,14 @@ from typing import Any, Final, NamedTuple
 from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation import view
 from sandbox_kernel.isolation.base import (
-    FIRST_UNRELATED_UID,
     Sandbox,
     SandboxFacts,
     SandboxSpec,
     preferred,
+    unrelated_uid,
 )
 from sandbox_kernel.isolation.hire import HiredKeeper, hire
-from sandbox_kernel.isolation.offer import NO_SUCH_IMAGE, REGISTER, no_runtime
+from sandbox_kernel.isolation.offer import NO_SUCH_IMAGE, PODMAN, REGISTER, no_runtime
 from sandbox_kernel.isolation.owner import OWNER, owner_label
 from sandbox_kernel.isolation.probe import cpus_not_held, not_measurable
 from sandbox_kernel.isolation.wanted import Found, Missing, Wanted, bind, ulimit
@@ -98,7 +98,7 @@ class ContainerSandbox(Sandbox):
     def __init__(self, spec: SandboxSpec, containers: Containers) -> None:
         self._spec = spec
         self._containers = containers
-        self._uid = FIRST_UNRELATED_UID + os.getpid()
+        self._uid = unrelated_uid()
         self._view = self._plan_folder()
         # Once: the folder may be renamed or removed while the sandbox runs.
         self._folder_notes = (*self._view.notes, *self._closed())
@@ -232,16 +232,16 @@ class ContainerSandbox(Sandbox):
             words = json.loads(line)
             self._said |= words
             if "used" in words:
-                self._renew(Used(**words["used"]), words["age"])
+                self._renew(Used(**words["used"]), words["asked_at"])
         if self._containers.found is None and "found" in self._said:
             self._containers.found = Found(**self._said["found"])
         return not has_ended
 
-    def _renew(self, used: Used, age_seconds: float) -> None:
+    def _renew(self, used: Used, asked_at: float) -> None:
         if self._statistics is None:
-            self._statistics = Statistics(used, age_seconds)
+            self._statistics = Statistics(used, asked_at)
         else:
-            self._statistics.renew(used, age_seconds)
+            self._statistics.renew(used, asked_at)
 
     @property
     def known(self) -> bool:
@@ -295,13 +295,21 @@ class ContainerSandbox(Sandbox):
         except OSError:
             return False
 
-    def ask_for_statistics(self, uid: int) -> bool:
+    def ask_for_statistics(self, uid: int) -> str | None:
         """By its user, as its pid says nothing here. Under gVisor it is a process of the engine's."""
         assert self._keeper is not None
-        if uid in (self._uid, ROOT) and not self._out_of_sight:
+        found = self._containers.found
+        assert found is not None
+        if uid != (self._uid if found.runtime is None else ROOT):
+            return "who has connected is not of this sandbox's user"
+        if unheld := set(self._said.get("unheld", ())) & {"memory", "processes"}:
+            return f"they come too late where the engine holds no limit of {' and '.join(sorted(unheld))}"
+        if found.engine == PODMAN and found.runtime is not None:
+            return "Podman's leave out the memory that gVisor has"
+        if not self._out_of_sight:
             self._out_of_sight = True
             self._keeper.ask_for_statistics()
-        return self._out_of_sight
+        return None
 
     @property
     def statistics(self) -> Statistics | None:

@@ -11,10 +11,10 @@ from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation.engine_http import Engine, EngineRefusal
 from sandbox_kernel.limits.statistics import parse
 
-# Between an answer and the next question. Engines look once a second themselves.
-PAUSE_SECONDS: Final = 0.25
-# An engine that is gone is asked again: it may come back.
-RETRY_SECONDS: Final = 1.0
+# From one question to the next; Docker looks no more often itself.
+PERIOD_SECONDS: Final = 1.0
+# A container may have just ended, or its engine be in trouble: that is told elsewhere, and passes.
+REFUSALS: Final = 2
 
 
 class Inquiry:
@@ -27,6 +27,7 @@ class Inquiry:
         self._question: socket.socket | None = None
         self._asked_at = 0.0
         self._due = time.monotonic()
+        self._refusals = 0
 
     @property
     def sources(self) -> list[int]:
@@ -38,7 +39,7 @@ class Inquiry:
         """How long to wait at most."""
         if self._question is None:
             return max(0.0, self._due - time.monotonic())
-        return RETRY_SECONDS
+        return PERIOD_SECONDS
 
     def go_on(self, readable: Sequence[int]) -> dict[str, Any]:
         """Take an answer or ask a question, whatever it is time for; what is to be reported."""
@@ -46,24 +47,30 @@ class Inquiry:
             if self._question is None:
                 if time.monotonic() >= self._due:
                     self._asked_at = time.monotonic()
+                    self._due = self._asked_at + PERIOD_SECONDS
                     self._question = self._engine.begin(self._path)
             elif self._question.fileno() in readable:
                 return self._take(self._question)
-        except SandboxUnavailable:  # the engine is gone, or not in its right mind
-            self._drop(RETRY_SECONDS)
+        except (SandboxUnavailable, AttributeError, TypeError):
+            # The engine is gone, or not in its right mind: it may come back.
+            self._drop()
         return {}
 
     def _take(self, question: socket.socket) -> dict[str, Any]:
         answer = self._engine.finish(question)
-        self._drop(PAUSE_SECONDS)
+        self._drop()
         if isinstance(answer, EngineRefusal):
-            return {"unused": answer.explanation}
+            return self._refused(answer.explanation)
         if (used := parse(answer)) is None:
-            return {"unused": "it gives no numbers"}
-        return {"used": used._asdict(), "age": time.monotonic() - self._asked_at}
+            return self._refused("it gives no numbers")
+        self._refusals = 0
+        return {"used": used._asdict(), "asked_at": self._asked_at}
 
-    def _drop(self, pause: float) -> None:
+    def _refused(self, why: str) -> dict[str, Any]:
+        self._refusals += 1
+        return {"unused": why} if self._refusals >= REFUSALS else {}
+
+    def _drop(self) -> None:
         if self._question is not None:
             self._question.close()
             self._question = None
-        self._due = time.monotonic() + pause

@@ -11,7 +11,7 @@ that is the only argument (``container`` reads them):
     missing  or why it has none of the levels that were asked for
     started  the container runs: its first process, and what the engine says of it
     error    or why it does not; ``refused`` if the engine says so, ``made`` if it has made it before
-    used     what it uses, ``age`` seconds ago at most
+    used     what it uses, by the engine's answer to a question ``asked_at``
     unused   or why the engine does not say
 
 A container whose engine has gone away lives on, and is kept: its sockets are the wrapper's.
@@ -303,7 +303,7 @@ def is_old(volume: Mapping[str, Any]) -> bool:
 
     try:
         made = datetime.fromisoformat(volume["CreatedAt"])
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return False  # an engine that does not say
     return (datetime.now(made.tzinfo) - made).total_seconds() > OLD_SECONDS
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from sandbox_kernel.errors import SandboxUnavailable
-from sandbox_kernel.isolation import descent, probe, view
-from sandbox_kernel.isolation.base import FIRST_UNRELATED_UID, Sandbox, SandboxFacts, SandboxSpec
+from sandbox_kernel.isolation import base, descent, probe, view
+from sandbox_kernel.isolation.base import Sandbox, SandboxFacts, SandboxSpec
 from sandbox_kernel.isolation.seccomp import SeccompError, compile_profile
 from sandbox_kernel.limits.cgroup import Cgroup
 from sandbox_kernel.paths import policies_directory
@@ -309,7 +309,7 @@ def unrelated_uid(about: Path) -> int:
         range(int(first), int(first) + int(length))
         for first, _, length in map(str.split, (about / "uid_map").read_text().splitlines())
     ]
-    for uid in (FIRST_UNRELATED_UID + pid, 60_000 + pid % 5_000, 65_534):
+    for uid in (base.unrelated_uid(), 60_000 + pid % 5_000, 65_534):
         if any(uid in mapped for mapped in ranges):
             return uid
     raise probe.root_of_a_lone_namespace()

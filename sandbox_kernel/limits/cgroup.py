@@ -37,7 +37,7 @@ _ATTEMPTS: Final = 10
 # A killed process may be stuck in the kernel for longer; its cgroup is then left to be reaped.
 _CLOSE_SECONDS: Final = 1.0
 # Kernel memory in `memory.stat` of version 2 before Linux 5.18, which has one number for it.
-_KERNEL_PARTS: Final = (b"kernel_stack", b"pagetables", b"percpu", b"slab", b"sock")
+KERNEL_PARTS: Final = (b"kernel_stack", b"pagetables", b"percpu", b"slab", b"sock")
 _numbers = count(1)
 
 
@@ -147,7 +147,7 @@ class Cgroup:
         if self.version == 2:
             kernel = _number(stat, b"kernel")
             if kernel is None:
-                kernel = sum(_number(stat, part) or 0 for part in _KERNEL_PARTS)
+                kernel = sum(_number(stat, part) or 0 for part in KERNEL_PARTS)
             return Memory(_number(stat, b"anon") or 0, _number(stat, b"shmem") or 0, kernel)
         # Absent where kernel memory is not accounted.
         kernel_usage = self._read(MEMORY, "memory.kmem.usage_in_bytes") or b"0"

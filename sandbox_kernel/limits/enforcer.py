@@ -68,6 +68,8 @@ class Enforcer:
         # Whether a cell has ended beside one that runs on: if that goes back, it goes to before both.
         self._ended_beside = False
         self._how_it_died = ""
+        # When it was last decided what to do about the sandbox between cells.
+        self._decided_at = 0.0
         self._timer: Timer | None = None
 
     # -- told by the router ------------------------------------------------------------------------
@@ -172,7 +174,7 @@ class Enforcer:
         """The first of its reply and its idle is here: while the other is on its way there is time."""
         watch = self._watches.get(cell.request.msg_id)
         if watch is not None and not watch.ending:
-            watch.look()
+            self._look(watch)
             watch.last_look_at = watch.looked_at
 
     def over(self, cell: RunningCell) -> None:
@@ -187,7 +189,7 @@ class Enforcer:
         if watch is None or watch.ending:
             return
         if time.monotonic() - watch.last_look_at > LAST_LOOK_SECONDS:
-            watch.look()
+            self._look(watch)
         if watch.excess is None:
             watch.excess = self._memory_excess(watch, ended=True)
             if watch.excess is not None:
@@ -210,7 +212,7 @@ class Enforcer:
         if watch is None:
             return Ending(NOTHING_USED, "lost", outcome="lost")
         if not watch.ending:
-            watch.look()
+            self._look(watch)
         return Ending(watch.usage(), "lost", outcome="lost")
 
     # -- told by the lifecycle ---------------------------------------------------------------------
@@ -285,8 +287,15 @@ class Enforcer:
                 )
         self._roll_back()
 
-    def _look_at(self, watch: Watch) -> None:
+    def _look(self, watch: Watch) -> None:
+        """And see anew what it has found there, if that is known only now."""
+        before = watch.meter.baseline
         watch.look()
+        if watch.meter.baseline is not before:
+            watch.began_over = self._shortage.before_cell(watch.meter.baseline.memory_bytes)
+
+    def _look_at(self, watch: Watch) -> None:
+        self._look(watch)
         if watch.excess is None:
             excess = self._excess(watch)
             if excess is not None:
@@ -302,8 +311,10 @@ class Enforcer:
             return
         meter.look_ahead()
         allowed = self._policy.limits.sandbox_memory_bytes
-        if allowed is None:
+        # Whether the last step was enough is not known by older words.
+        if allowed is None or not meter.covers(self._decided_at):
             return
+        self._decided_at = time.monotonic()
         used = meter.memory_bytes(allowed)
         match self._shortage.between_cells(used):
             case "roll back":
@@ -348,7 +359,7 @@ class Enforcer:
         self._rolling_back = True
         for watch in self._watches.values():
             watch.ending = True
-            watch.look()
+            self._look(watch)
             watch.clock.pause()
         # Not to a later state: a cell may have ended before it was killed, and is said to be undone.
         self._ladder.roll_back(self._ladder.finished, self._restored)

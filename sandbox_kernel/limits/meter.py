@@ -68,6 +68,8 @@ class Meter:
         # It may be without one of the two controllers.
         self._has_memory = account is not None and account.memory() is not None
         self._has_cpu = account is not None and account.cpu_seconds() is not None
+        # What has run since the last word is not in it: nobody knows from it whether anything has.
+        self._is_late = account is not None and account.as_of is not None
         self._tree = Tree(self._root)
         self._tree_memory = TreeMemory()
         self._leaders: Leaders | None = None
@@ -100,7 +102,7 @@ class Meter:
 
     def look_ahead(self) -> None:
         """Take the baseline of the next cell: it holds for as long as nothing runs in the sandbox."""
-        if self._has_cpu and not self._is_at_rest():
+        if self._has_cpu and not self._is_late and not self._is_at_rest():
             self._ahead = self._baseline()
 
     def begin(self) -> Baseline:
@@ -273,6 +275,10 @@ class CellMeter:
     @property
     def memory_delta_bytes(self) -> int:
         return self.growth_bytes
+
+    def covers(self, moment: float) -> bool:
+        """Whether what was read last has been so since ``moment``."""
+        return self._meter.covers(moment)
 
     def sample(self) -> Reading:
         if not self._has_baseline:

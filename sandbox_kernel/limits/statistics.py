@@ -7,18 +7,15 @@ holds for the container, and those on time and output, do not depend on it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from sandbox_kernel.limits.cgroup import Memory
+from sandbox_kernel.limits.cgroup import KERNEL_PARTS, Memory
 
 SOURCE: Final = "engine"
 LIMITATION: Final = (
     "usage is what the engine says, once a second: what shorter cells have used is not known"
 )
-# Kernel memory in `memory_stats.stats` of version 2 of cgroups.
-_KERNEL_PARTS: Final = ("kernel_stack", "pagetables", "percpu", "slab", "sock")
 
 
 class Used(NamedTuple):
@@ -38,7 +35,8 @@ def parse(said: Mapping[str, Any]) -> Used | None:
     if not memory.get("usage") or not cpu.get("total_usage"):
         return None
     anon, shmem, kernel = _parts(memory["usage"], memory.get("stats") or {})
-    tasks = (said.get("pids_stats") or {}).get("current") or 0
+    # It runs, so there is one.
+    tasks = (said.get("pids_stats") or {}).get("current") or 1
     return Used(cpu["total_usage"] / 1e9, anon, shmem, kernel, tasks)
 
 
@@ -49,9 +47,9 @@ def _parts(usage: int, stats: Mapping[str, int]) -> tuple[int, int, int]:
         listed = stats.get("total_active_anon", 0) + stats.get("total_inactive_anon", 0)
         return anon, max(0, listed - anon), max(0, usage - anon - stats.get("total_cache", 0))
     if "anon" in stats:
-        kernel = sum(stats.get(part, 0) for part in _KERNEL_PARTS)
+        kernel = sum(stats.get(part.decode(), 0) for part in KERNEL_PARTS)
         return stats["anon"], stats.get("shmem", 0), kernel
-    return usage, 0, 0  # Podman does not tell it apart; page cache is in it
+    return usage, 0, 0  # Podman tells nothing apart, and what is in it depends on its version
 
 
 class Statistics:
@@ -59,13 +57,13 @@ class Statistics:
 
     source: Final = SOURCE
 
-    def __init__(self, used: Used, age_seconds: float) -> None:
-        self.renew(used, age_seconds)
+    def __init__(self, used: Used, asked_at: float) -> None:
+        self.renew(used, asked_at)
 
-    def renew(self, used: Used, age_seconds: float) -> None:
-        """``age_seconds``: how long ago the engine was asked."""
+    def renew(self, used: Used, asked_at: float) -> None:
+        """``asked_at``: when the engine was asked, by the monotonic clock, which is that of the host."""
         self._used = used
-        self._as_of = time.monotonic() - age_seconds
+        self._as_of = asked_at
 
     @property
     def as_of(self) -> float:

@@ -55,7 +55,8 @@ class Watch:
     fell_silent: bool = False
     # Whether the sandbox had too much memory before it, which it may free.
     began_over: bool = False
-    # Until then memory that was given up for it may be on its way back.
+    # When memory was given up for it, and until when that may be on its way back.
+    relieved_at: float = -math.inf
     relief_until: float = -math.inf
     # Being swept or rolled back: nothing more is decided about it.
     ending: bool = False
@@ -130,11 +131,12 @@ class Watch:
 
     def relieve(self) -> None:
         """Memory was given up for it, which takes a moment to come back."""
-        self.relief_until = time.monotonic() + RELIEF_SECONDS
+        self.relieved_at = time.monotonic()
+        self.relief_until = self.relieved_at + RELIEF_SECONDS
 
     @property
     def _awaits_relief(self) -> bool:
-        return time.monotonic() < self.relief_until
+        return time.monotonic() < self.relief_until or not self.meter.covers(self.relieved_at)
 
     @property
     def _sandbox_ceiling(self) -> int | None:

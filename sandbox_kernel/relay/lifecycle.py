@@ -146,9 +146,12 @@ class Lifecycle:
         sandbox, peer = started.sandbox, started.lifeline.peer
         if sandbox.contains(peer.pid):
             inner.meter = Meter(sandbox.root_pid, sandbox.cgroup, sandbox.supervisor_pid)
-        elif peer.pid or not sandbox.ask_for_statistics(peer.uid):
-            why = "it is not certain that they are of this sandbox"
+        elif peer.pid:
+            why = "who has connected is seen, and is not in its container"
             self._refuse(not_measurable(sandbox.facts.engine, why))
+            return
+        elif (reason := sandbox.ask_for_statistics(peer.uid)) is not None:
+            self._refuse(not_measurable(sandbox.facts.engine, reason))
             return
         elif sandbox.statistics is not None:
             inner.meter = Meter(account=sandbox.statistics)

@@ -251,7 +251,7 @@ class Wrapper:
         if not os.environ.get("JPY_PARENT_PID"):
             return
         if not (parent := os.getppid()):
-            return  # the first process of a pid namespace, which ends with who has made that
+            return  # started from outside of its pid namespace: who did that cannot be seen from here
         gone = parent == 1 and os.environ["JPY_PARENT_PID"] != "1"
         try:
             descriptor = os.pidfd_open(parent)

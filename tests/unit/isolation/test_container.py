@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from sandbox_kernel.errors import SandboxUnavailable
-from sandbox_kernel.isolation import view
+from sandbox_kernel.isolation import base, view
 from sandbox_kernel.isolation.base import SandboxSpec
 from sandbox_kernel.isolation.container import (
     Allowance,
@@ -23,7 +24,7 @@ from sandbox_kernel.isolation.container import (
 from sandbox_kernel.isolation.keeper import unheld, volumes_of
 from sandbox_kernel.isolation.owner import OWNER, owner_label
 from sandbox_kernel.isolation.wanted import HOST_TASKS_PER_TASK, Found, Wanted
-from sandbox_kernel.limits.statistics import Statistics, Used
+from sandbox_kernel.limits.statistics import LIMITATION, Statistics, Used
 from sandbox_kernel.paths import policies_directory
 
 LIMITED = Allowance(memory_bytes=512 << 20, processes=100, cpus=1.5)
@@ -170,8 +171,54 @@ def test_an_engine_that_says_not_even_once_what_is_used_gets_no_cells(tmp_path: 
     made._said |= {"unused": "not here"}
     assert made.failed
     # One that has said it before may be away for a while.
-    made._statistics = Statistics(Used(1.0, 1, 1, 1, 1), age_seconds=0)
+    made._statistics = Statistics(Used(1.0, 1, 1, 1, 1), asked_at=0.0)
     assert not made.failed
+
+
+@pytest.mark.parametrize(
+    ("engine", "runtime", "user", "unheld", "why"),
+    [
+        ("docker", None, "own", [], None),
+        ("docker", "runsc", "root", [], None),
+        ("podman", None, "own", ["swap"], None),
+        ("docker", None, "other", [], "not of this sandbox's user"),
+        ("docker", None, "root", [], "not of this sandbox's user"),
+        ("docker", "runsc", "own", [], "not of this sandbox's user"),
+        ("docker", None, "own", ["memory", "processes"], "no limit of memory and processes"),
+        ("podman", "runsc", "root", [], "the memory that gVisor has"),
+    ],
+)
+def test_the_engine_is_asked_what_is_used_only_where_that_is_enough(
+    tmp_path: Path, engine: str, runtime: str | None, user: str, unheld: list[str], why: str | None
+) -> None:
+    made = sandbox(tmp_path)
+    made._keeper = Mock()
+    made._containers.found = Found("container", runtime, "sha256:1", engine)
+    made._said = {"unheld": unheld}
+    reason = made.ask_for_statistics({"own": made._uid, "root": 0, "other": made._uid + 1}[user])
+    if why is None:
+        assert reason is None
+        assert made.ask_for_statistics({"own": made._uid, "root": 0}[user]) is None
+        made._keeper.ask_for_statistics.assert_called_once_with()
+        assert LIMITATION in made.facts.limitations
+    else:
+        assert reason is not None
+        assert why in reason
+        made._keeper.ask_for_statistics.assert_not_called()
+
+
+def test_two_wrappers_with_the_same_pid_have_users_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in two containers of Jupyter's."""
+    namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 - it leads nowhere
+    monkeypatch.setattr(base, "_FIRST_PID_NAMESPACE", namespace)
+    assert base.unrelated_uid() == base.FIRST_UNRELATED_UID + os.getpid()
+    monkeypatch.setattr(base, "_FIRST_PID_NAMESPACE", namespace + 1)
+    drawn = {base.unrelated_uid() for _ in range(100)}
+    assert len(drawn) > 95
+    # Whom nobody has who goes by their pid; and below what some programs take for the largest.
+    assert base.FIRST_UNRELATED_UID + (1 << 22) <= min(drawn) <= max(drawn) < 1 << 31
 
 
 def test_limits_that_the_engine_has_dropped_are_said(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,8 @@ class World:
     source: str = "none"
     ready: bool = True
     held: int = 0
+    # The moment that readings are of: now, unless they come late.
+    heard_at: float = math.inf
 
     # -- the loop --
 
@@ -87,7 +90,11 @@ class World:
 
         class Metering:
             source = "none"
-            covers_last_cell = True
+            covers_last_cell = property(lambda _: world.heard_at >= world.seconds - 1e-3)
+
+            def covers(self, moment: float) -> bool:
+                return world.heard_at >= moment
+
             begin, read = staticmethod(world.begin), staticmethod(world.read)
             look_ahead, oom_kills = staticmethod(world.look_ahead), staticmethod(world.oom_kills)
 
@@ -258,6 +265,44 @@ def test_a_cell_that_begins_over_the_limit_may_not_add_to_it(
     world.memory_bytes += MARGIN + MIB
     world.tick()
     assert world.done == ["forget", "roll back"]
+
+
+def test_a_cell_that_begins_over_the_limit_is_not_blamed_where_that_is_heard_of_late(
+    world: World, enforcer: Enforcer
+) -> None:
+    world.heard_at = world.seconds - 10  # before the last cell, which has taken it all
+    begin(enforcer)
+    world.memory_bytes = ALLOWED + 10 * MIB
+    for _ in range(20):
+        world.tick()
+    assert world.done == []
+
+
+def test_whether_giving_up_helps_a_cell_is_not_decided_by_older_words(
+    world: World, enforcer: Enforcer
+) -> None:
+    begin(enforcer)
+    world.heard_at = world.seconds
+    world.memory_bytes = ALLOWED + MIB
+    world.tick()
+    world.seconds += 2
+    world.tick()
+    assert world.done == ["forget"]
+    world.heard_at = world.seconds
+    world.tick()
+    assert world.done == ["forget", "roll back"], "the control: now it is known"
+
+
+def test_whether_giving_up_helps_between_cells_is_not_decided_by_older_words(
+    world: World, enforcer: Enforcer
+) -> None:
+    world.heard_at = world.seconds
+    world.memory_bytes = ALLOWED + 10 * MIB
+    world.pass_time(5)
+    assert world.done == ["forget"]
+    world.heard_at = world.seconds
+    world.pass_time(5)
+    assert world.done == ["forget", "roll back"], "the control: now it is known"
 
 
 def test_a_sandbox_that_is_going_back_already_is_left_alone(

@@ -9,6 +9,7 @@ import pytest
 
 from sandbox_kernel.limits.cgroup import Memory
 from sandbox_kernel.limits.meter import CellMeter, Meter
+from sandbox_kernel.limits.proc import ticks_now
 from sandbox_kernel.limits.statistics import Statistics, Used, parse
 
 MIB = 1 << 20
@@ -45,6 +46,12 @@ def test_where_an_engine_tells_nothing_apart_all_of_it_counts() -> None:
     assert parse(said({"usage": 30 * MIB})) == Used(1.5, 30 * MIB, 0, 0, 7)
 
 
+def test_one_that_runs_has_a_process_whatever_is_said() -> None:
+    used = parse({**said({"usage": MIB}), "pids_stats": {}})
+    assert used is not None
+    assert used.tasks == 1
+
+
 @pytest.mark.parametrize(
     "nothing",
     [{}, said({}), said({"usage": 0}), {"memory_stats": {"usage": 1}, "cpu_stats": {}}, {"cpu_stats": None}],
@@ -54,11 +61,13 @@ def test_a_container_that_does_not_run_uses_nothing(nothing: dict[str, Any]) -> 
 
 
 def test_a_cell_is_charged_for_what_comes_after_a_look_at_rest() -> None:
-    statistics = Statistics(IDLE, age_seconds=0)
+    statistics = Statistics(IDLE, asked_at=time.monotonic())
     meter = Meter(account=statistics)
     assert meter.source == "engine"
     cell = CellMeter(meter)
-    statistics.renew(IDLE._replace(cpu_seconds=3.0, anon=160 * MIB, tasks=9), age_seconds=0)
+    statistics.renew(
+        IDLE._replace(cpu_seconds=3.0, anon=160 * MIB, tasks=9), asked_at=time.monotonic()
+    )
     reading = cell.sample()
     assert reading.cpu_seconds == 2.0
     assert reading.growth_bytes == cell.memory_peak_bytes == 60 * MIB
@@ -69,20 +78,20 @@ def test_a_cell_is_charged_for_what_comes_after_a_look_at_rest() -> None:
 
 
 def test_a_cell_is_not_charged_for_what_the_one_before_it_did_unseen() -> None:
-    statistics = Statistics(IDLE, age_seconds=0)
+    statistics = Statistics(IDLE, asked_at=time.monotonic())
     meter = Meter(account=statistics)
     first = CellMeter(meter)
     assert first.sample().growth_bytes == 0
     second = CellMeter(meter)
     ticks = second.baseline.ticks
     # Asked for before the second one began: what is in it is the first one's doing.
-    statistics.renew(IDLE._replace(anon=300 * MIB, cpu_seconds=2.0), age_seconds=1)
+    statistics.renew(IDLE._replace(anon=300 * MIB, cpu_seconds=2.0), asked_at=time.monotonic() - 1)
     assert second.sample().growth_bytes == 0
     assert second.sample().cpu_seconds == 0
     # From here on it is its own.
-    statistics.renew(IDLE._replace(anon=310 * MIB, cpu_seconds=2.1), age_seconds=0)
+    statistics.renew(IDLE._replace(anon=310 * MIB, cpu_seconds=2.1), asked_at=time.monotonic())
     assert second.sample().growth_bytes == 0
-    statistics.renew(IDLE._replace(anon=350 * MIB, cpu_seconds=3.1), age_seconds=0)
+    statistics.renew(IDLE._replace(anon=350 * MIB, cpu_seconds=3.1), asked_at=time.monotonic())
     assert second.sample().growth_bytes == 40 * MIB
     assert second.sample().cpu_seconds == pytest.approx(1.0)
     # What it had started by then is swept away with it all the same.
@@ -90,7 +99,19 @@ def test_a_cell_is_not_charged_for_what_the_one_before_it_did_unseen() -> None:
 
 
 def test_words_are_as_old_as_the_question() -> None:
-    before = time.monotonic()
-    statistics = Statistics(IDLE, age_seconds=5)
-    assert before - 5 <= statistics.as_of <= time.monotonic() - 5
+    statistics = Statistics(IDLE, asked_at=5.0)
+    assert statistics.as_of == 5.0
     assert statistics.memory() == Memory(100 * MIB, 0, MIB)
+    meter = Meter(account=statistics)
+    assert meter.covers(5.0)
+    assert not meter.covers(5.1)
+
+
+def test_no_baseline_is_taken_ahead_by_words_that_come_late() -> None:
+    """The last one does not show whether anything has run since, and what has would be swept away."""
+    meter = Meter(account=Statistics(IDLE, asked_at=time.monotonic()))
+    meter.look_ahead()
+    before = ticks_now()
+    while ticks_now() == before:
+        time.sleep(0.001)
+    assert meter.begin().ticks > before

@@ -150,23 +150,24 @@ def test_who_is_seen_elsewhere_is_nobody_to_run_cells_for(stage: Stage) -> None:
     newcomer.sandbox.ask_for_statistics.assert_not_called()
 
 
-def test_who_is_not_seen_at_all_and_of_another_user_is_refused(stage: Stage) -> None:
+def test_who_is_not_seen_at_all_and_cannot_be_asked_about_is_refused(stage: Stage) -> None:
     newcomer = Newcomer(stage, Peer(0, 1234))
-    newcomer.sandbox.ask_for_statistics.return_value = False
+    newcomer.sandbox.ask_for_statistics.return_value = "they are late"
     newcomer.measure()
     assert not newcomer.inner.measured
     assert "cannot be seen from here" in newcomer.refused
+    assert "they are late" in newcomer.refused
 
 
 def test_who_is_not_seen_at_all_is_served_when_the_engine_has_said_what_it_uses(
     stage: Stage,
 ) -> None:
     newcomer = Newcomer(stage, Peer(0, 1234))
-    newcomer.sandbox.ask_for_statistics.return_value = True
+    newcomer.sandbox.ask_for_statistics.return_value = None
     newcomer.measure()
     assert not newcomer.inner.measured
     assert not newcomer.refused
-    newcomer.sandbox.statistics = Statistics(Used(1.0, 1, 1, 1, 1), age_seconds=0)
+    newcomer.sandbox.statistics = Statistics(Used(1.0, 1, 1, 1, 1), asked_at=0.0)
     newcomer.measure()
     assert newcomer.inner.measured
     assert newcomer.inner.meter.source == "engine"
