@@ -15,6 +15,8 @@ Limit = Literal[
     "memory",
     "sandbox_memory",
     "processes",
+    "pipes",
+    "terminals",
     "output",
     "text",
     "messages",
@@ -42,13 +44,20 @@ LIMIT_NAMES: Final[Mapping[Limit, str]] = {
     "memory": "memory limit",
     "sandbox_memory": "memory limit of the sandbox",
     "processes": "process limit",
+    "pipes": "pipe limit",
+    "terminals": "terminal limit",
     "output": "output limit",
     "text": "text limit",
     "messages": "message limit",
     "budget_wall": "wall budget",
     "budget_cpu": "CPU budget",
 }
-_COUNTED: Final[Mapping[Limit, str]] = {"processes": "process", "messages": "message"}
+_COUNTED: Final[Mapping[Limit, str]] = {
+    "processes": "process",
+    "pipes": "pipe",
+    "terminals": "terminal",
+    "messages": "message",
+}
 _SIZED: Final[frozenset[Limit]] = frozenset({"memory", "sandbox_memory", "output", "text"})
 
 

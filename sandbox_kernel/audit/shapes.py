@@ -1,6 +1,6 @@
-"""The forms that secrets have in code, in shells and in texts.
+"""Forms that give a secret away whatever name it has: tokens of vendors, private keys, URLs, headers.
 
-Each pattern takes time in proportion to the text, whatever that is: cells are written by anybody.
+Each pattern takes time in proportion to the text, whatever the text is: cells are written by anybody.
 """
 
 from __future__ import annotations
@@ -13,196 +13,170 @@ class Shape(NamedTuple):
     """A form that secrets have; where it has a group ``value``, that alone is the secret."""
 
     name: str
-    # One of these is in every text that holds the secret, in small letters: a fast look first.
+    # One of these is in every text that holds the secret, in lower case: a fast look first.
     hints: tuple[str, ...]
     pattern: re.Pattern[str]
     # Where alone it is looked for, if not in all of the text.
     within: re.Pattern[str] | None = None
 
 
-_WORDS: Final = (
-    "password",
-    "passwd",
-    "passphrase",
-    "secret",
-    "token",
-    "api_key",
-    "api-key",
-    "apikey",
-    "access_key",
+# What stands for a value and is none: `$NAME`, `{name}`, `<name>`, `%s`, or what was redacted before.
+NO_REFERENCE: Final = r"(?!\$|\{|<|`|%[sdr(]|\[redacted:)"
+
+# Vendor, what its tokens begin with (or hold), the whole token.
+_TOKENS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("aws", "akia asia", r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    ("github", "ghp_ gho_ ghu_ ghs_ ghr_", r"\bgh[pousr]_[A-Za-z0-9]{20,255}"),
+    ("github", "github_pat_", r"\bgithub_pat_\w{20,255}"),
+    (
+        "gitlab",
+        "glpat- gldt- glrt- glptt- glcbt- gloas- glsoat- glft- glimt- glagent-",
+        r"\bgl(?:pat|dt|rt|ptt|cbt|oas|soat|ft|imt|agent)-[\w-]{16,250}",
+    ),
+    ("bitbucket", "atbb atctt3", r"\b(?:ATBB[A-Za-z0-9]{24,}|ATCTT3[\w=-]{50,})"),
+    ("atlassian", "atatt3", r"\bATATT3[\w=-]{20,}"),
+    ("google", "aiza", r"\bAIza[\w-]{35}"),
+    ("google", "ya29.", r"\bya29\.[\w-]{20,}"),
+    ("google", "gocspx-", r"\bGOCSPX-[\w-]{20,}"),
+    ("google", "1//0", r"\b1//0[\w-]{30,}"),
+    ("slack", "xox", r"\bxox[abceoprs](?:\.xox[bp])?-[A-Za-z0-9-]{10,250}"),
+    ("slack", "xapp-", r"\bxapp-\d-[A-Za-z0-9-]{10,250}"),
+    ("key", "sk-", r"\bsk-[\w-]{20,250}"),
+    ("stripe", "k_live_ k_test_", r"\b[srp]k_(?:live|test)_[A-Za-z0-9]{10,250}"),
+    ("stripe", "whsec_", r"\bwhsec_[A-Za-z0-9+/=]{16,}"),
+    (
+        "huggingface",
+        "hf_ api_org_",
+        r"\b(?:hf|api_org)_(?:[A-Za-z0-9]{30,100}|(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{16,100})\b",
+    ),
+    ("npm", "npm_", r"\bnpm_[A-Za-z0-9]{30,}"),
+    ("pypi", "pypi-age", r"\bpypi-AgE[\w-]{16,}"),
+    ("digitalocean", "_v1_", r"\bdo[opr]_v1_[a-f0-9]{32,}"),
+    ("sendgrid", "sg.", r"\bSG\.[\w-]{16,100}\.[\w-]{16,100}"),
+    ("sendinblue", "xkeysib-", r"\bxkeysib-[a-f0-9]{32,}[\w-]*"),
+    ("mailgun", "key-", r"\bkey-[0-9a-zA-Z]{32}\b"),
+    ("square", "sq0", r"\bsq0(?:atp|csp|idp)-[\w-]{20,}"),
+    ("shopify", "shpat_ shpca_ shppa_ shpss_", r"\bshp(?:at|ca|pa|ss)_[a-fA-F0-9]{24,}"),
+    ("facebook", "eaa", r"\bEAA[A-Za-z0-9]{60,}"),
+    ("telegram", ":aa", r"\b\d{8,10}:AA[\w-]{32,}"),
+    ("databricks", "dapi", r"\bdapi[0-9a-f]{32}(?:-\d)?\b"),
+    ("newrelic", "nrak- nrjs- nrra- nrii- nriq-", r"\bNR(?:AK|JS|RA|II|IQ)-[\w-]{16,}"),
+    ("grafana", "glsa_ glc_", r"\bgl(?:sa|c)_[\w+/=]{24,}"),
+    ("vault", "hvs. hvb. hvr.", r"\bhv[sbr]\.[\w-]{20,}"),
+    ("doppler", "dp.", r"\bdp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{20,}"),
+    ("linear", "lin_", r"\blin_(?:api|oauth)_[A-Za-z0-9]{20,}"),
+    ("notion", "ntn_", r"\bntn_[A-Za-z0-9]{20,}"),
+    ("notion", "secret_", r"\bsecret_(?=[A-Za-z]{0,60}\d)[A-Za-z0-9]{32,}"),
+    ("figma", "figd_", r"\bfigd_[\w-]{20,}"),
+    ("postman", "pmak-", r"\bPMAK-[0-9a-f]{24}-[0-9a-f]{34}"),
+    ("docker", "dckr_", r"\bdckr_(?:pat|oat)_[\w-]{20,}"),
+    ("planetscale", "pscale_", r"\bpscale_(?:tkn|pw|oauth)_[\w.-]{20,}"),
+    ("supabase", "sbp_ sb_secret_", r"\b(?:sbp_[0-9a-f]{32,}|sb_secret_[\w-]{20,})"),
+    ("replicate", "r8_", r"\br8_[A-Za-z0-9]{30,}"),
+    ("groq", "gsk_", r"\bgsk_[A-Za-z0-9]{30,}"),
+    ("perplexity", "pplx-", r"\bpplx-[A-Za-z0-9]{32,}"),
+    ("xai", "xai-", r"\bxai-[A-Za-z0-9]{40,}"),
+    ("pinecone", "pcsk_", r"\bpcsk_\w{30,}"),
+    ("tavily", "tvly-", r"\btvly-[\w-]{20,}"),
+    ("langsmith", "lsv2_", r"\blsv2_(?:pt|sk)_[0-9a-f_]{30,}"),
+    ("pulumi", "pul-", r"\bpul-[0-9a-f]{40}"),
+    ("terraform", ".atlasv1.", r"\b[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{40,}"),
+    ("fly", "fm1_ fm2_ fo1_", r"\bf(?:m[12]|o1)_[\w+/=]{30,}"),
+    ("heroku", "hrku-", r"\bHRKU-[\w-]{30,}"),
+    ("sentry", "sntrys_ sntryu_", r"\bsntry[su]_[\w+/=-]{30,}"),
+    ("rubygems", "rubygems_", r"\brubygems_[0-9a-f]{40,}"),
+    ("alibaba", "ltai", r"\bLTAI[A-Za-z0-9]{16,}"),
+    ("plaid", "access-", r"\baccess-(?:sandbox|development|production)-[0-9a-f-]{36}"),
+    ("age", "age-secret-key-1", r"(?i)\bAGE-SECRET-KEY-1[0-9A-Z]{20,}"),
+    ("jwt", "eyj", r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"),
 )
-# A tokenizer is given texts, not secrets.
-_NAMES: Final = rf"(?:{'|'.join(_WORDS)})(?!i[sz]e)\w{{0,40}}"
-_ENDINGS: Final = ("_key", "_pwd", "_pass", "_auth")
-_CONSTANTS: Final = r"(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{0,60}_(?:KEY|PWD|PASS|AUTH)"
-# To the quote that ends it and no further: what stands behind a value that is empty is code.
-_ONE_LINE: Final = r"(?P<quote>[\"'])(?P<value>(?:\\.|(?!(?P=quote))[^\\\n]){4,4000})(?P=quote)"
-_SEVERAL_LINES: Final = (
-    r"(?P<quote>\"\"\"|''')(?P<value>(?:\\.|(?!(?P=quote))[^\\]){4,4000})(?P=quote)"
+_RARE: Final = (
+    ("discord", r"\b[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,40}\b"),
+    ("mailchimp", r"\b[0-9a-f]{32}-us\d{1,2}\b"),
+    ("twilio", r"\b(?:SK|AC)(?=[a-f]{0,31}\d)[0-9a-f]{32}\b"),
+    ("newrelic", r"\b[0-9a-f]{36}NRAL\b"),
+    ("airtable", r"\bpat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
+)
+# The same, of what stands in URLs.
+_URLS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("webhook", "hooks.slack.com", r"hooks\.slack\.com/(?P<value>[a-z]+/[\w/-]{8,})"),
+    (
+        "webhook",
+        "/webhooks/",
+        r"discord(?:app)?\.com/api/(?:v\d+/)?webhooks/(?P<value>\d+/[\w-]{8,})",
+    ),
+    ("webhook", "/webhook", r"\.webhook\.office\.com/(?P<value>webhookb2/[^\s\"'<>]{8,})"),
+    ("webhook", "hooks.zapier.com", r"hooks\.zapier\.com/hooks/catch/(?P<value>[\w/]{6,})"),
+    (
+        "webhook",
+        "maker.ifttt.com",
+        r"maker\.ifttt\.com/[\w/{}-]{1,100}/with/key/(?P<value>[\w-]{8,})",
+    ),
+    ("webhook", "/hooks/", r"https?://[\w.:-]{1,200}/hooks/(?P<value>[a-z0-9]{26})\b"),
+    ("telegram", "api.telegram.org", r"api\.telegram\.org/bot(?P<value>\d+:[\w-]{8,})"),
+    ("azure", "sig=", r"[?&;]sig=(?P<value>[\w%+/=-]{20,})"),
+    ("sentry", "sentry.", r"://(?P<value>[0-9a-f]{32}(?::[0-9a-f]{32})?)@[\w.-]{0,100}sentry"),
+    ("url", "://", r"://[^\s/:@'\"\[]{0,200}:(?P<value>(?![{$<%]|\[redacted:)[^\s/@'\"]{1,200})@"),
+    # A token in the place of a user's name.
+    ("url", "://", r"https?://(?P<value>(?=[^\s/@]{0,200}\d)[A-Za-z0-9_.~-]{16,200})@"),
 )
 
+# -- headers -----------------------------------------------------------------------------------------
 
-def _assigned(name: str, value: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
-    """A text that is assigned to a name, passed by it, or stands behind it in a dictionary."""
-    annotation = r"(?::[\w \t|\[\].,]{1,60}?)?"
-    between = rf"[\"'\]]{{0,2}}\s{{0,8}}{annotation}[:=,(]\s{{0,8}}[rbuf]{{0,2}}"
-    return re.compile(f"{name}{between}{value}", flags | re.DOTALL)
-
-
-# -- without quotes: shells, magics, options, headers ------------------------------------------------
-
-_SPACE: Final = r"[^\S\n]"
-# A variable whose name says that it is a secret. Tokens that are counted or made are none.
-_VARIABLE: Final = (
-    r"(?<!\w)(?=\w{0,60}?(?:token(?!s|i[sz])|secret|passw|passphrase|credential|"
-    r"(?:api|access|account)_?key|(?-i:_KEY|_PWD|_PASS|_AUTH)))\w{1,100}"
-)
-# What stands for a value and is none: `$NAME`, `{name}`, `<name>`, `%s`.
-_NO_REFERENCE: Final = r"(?!\$|\{|<|`|%[sdr(])"
-_BARE: Final = r"(?:\\.|[^\s'\"`;|&<>()\\]){4,4000}+"
-# Where a shell's words are: its cells, its lines, and behind what is said in no other language.
-_SHELL: Final = re.compile(
-    r"\A\s*%%(?:!|(?:ba|z|k|da|fi)?sh\b|(?:script|system|sx|writefile|file)\b)[\s\S]*|"
-    rf"^{_SPACE}*+(?:[\w,. \t]{{1,100}}={_SPACE}{{0,8}})?(?:!|%(?:sx|system)\b)"
-    r"(?:\\[\s\S]|[^\\\n])*+|"
-    rf"\b(?:export|env){_SPACE}{{1,8}}(?:-\w{{1,20}}{_SPACE}{{1,8}}){{0,5}}(?=\w{{1,100}}=[^\s=])[^\n]*|"
-    r"(?:&&|\|\|)[^\n]*",
-    re.MULTILINE | re.IGNORECASE,
-)
-# To its end, or to that of the line or the text: each character is looked at once.
-_LITERAL: Final = re.compile(
-    r"(?P<long>\"{3}|'{3})(?:\\[\s\S]|(?!(?P=long))[^\\])*+(?:(?P=long))?|"
-    r"(?P<short>[\"'])(?:\\.|(?!(?P=short))[^\\\n])*+(?P=short)?"
-)
-_IN_LITERAL: Final = re.compile(
-    r"(?<!\w)\w{0,60}?(?P<name>password|passwd|passphrase|pwd|secret|token|"
-    rf"(?:api|access|account)_?key|(?-i:_KEY|_PWD|_PASS|_AUTH))={_NO_REFERENCE}"
-    # An example of code has names there.
-    r"(?!(?:None|True|False|null|(?P=name))\b|[a-z_][\w.]{0,100}[(\[)])"
-    r"(?P<value>[^\s'\"`;&<>\\]{4,4000}+)",
-    re.IGNORECASE,
-)
-_MAGIC: Final = re.compile(
-    rf"%(?:set_)?env{_SPACE}{{1,8}}{_VARIABLE}(?:{_SPACE}{{0,8}}={_SPACE}{{0,8}}|{_SPACE}{{1,8}})"
-    rf"(?!(?:\{{[^\s{{}}]{{1,100}}\}}|\$\w{{1,100}}){_SPACE}{{0,8}}$)(?P<value>\S[^\n]*)",
-    re.MULTILINE | re.IGNORECASE,
-)
-_OPTION: Final = re.compile(
-    r"(?<![\w-])--(?:[a-z0-9]{1,20}[-_]){0,4}"
-    r"(?:password|passwd|passphrase|secret|token|(?:api|access|secret|account)[-_]?key)"
-    rf"(?:=|{_SPACE}{{1,8}})(?P<quote>[\"'])?{_NO_REFERENCE}(?!\s|--?[a-z])"
-    rf"(?P<value>(?(quote)(?:\\.|(?!(?P=quote))[^\\\n]){{4,4000}}+(?=(?P=quote))|{_BARE}))",
-    re.IGNORECASE,
-)
-_HEADER_NAME: Final = (
-    r"(?<![\w-])(?:[a-z]{1,20}-){0,3}"
-    r"(?:api|access|account|auth|private|secret|security|session|subscription)-(?:key|token|secret)"
-)
 _SCHEME: Final = re.compile(
     r"authorization[\"'\]]{0,2}\s{0,8}[:=,(]\s{0,8}[rbuf]{0,2}[\"']?"
-    r"(?:bearer|basic|digest|token|apikey)\s{1,8}(?P<value>[\w.~+/=:-]{4,4000})",
-    re.IGNORECASE,
-)
-_UNSCHEMED: Final = re.compile(
-    r"authorization[\"'\]]{0,2}\s{0,8}[:=,(]\s{0,8}[rbuf]{0,2}"
-    r"(?P<quote>[\"'])(?P<value>[^\s\"'{}]{8,4000})(?P=quote)",
+    r"(?:bearer|basic|digest|token|apikey)\s{1,8}(?P<value>(?!\[redacted:)[^\s\"'`<>{}$\\]{4,4000})",
     re.IGNORECASE,
 )
 _BEARER: Final = re.compile(
     r"\b(?:(?i:bearer)\s{1,8}(?=[\w.~+/=-]{0,200}[0-9])|Basic\s{1,8}(?=[\w+/]{6,4000}=))"
     r"(?P<value>[\w.~+/=-]{8,4000})"
 )
+_COOKIE: Final = re.compile(
+    r"\bcookie[\"']?:\s{0,8}[\"']?(?P<value>[\w.-]{1,100}=[^\s\"'`<>{}$]{4,4000}"
+    r"(?:;\s{0,8}[\w.-]{1,100}=[^\s\"'`<>{}$]{1,4000}){0,50})",
+    re.IGNORECASE,
+)
+# `login(key="…")`: a name that says too little, so the value has to be long and without words.
+_KEY: Final = re.compile(
+    r"\bkey[\"']?\s{0,8}[:=]\s{0,8}[\"'](?P<value>(?=[A-Za-z]{0,60}\d)(?=\d{0,60}[A-Za-z])[\w+/=-]{20,400})[\"']"
+)
 
-# -- all of them -------------------------------------------------------------------------------------
+# -- private keys ------------------------------------------------------------------------------------
 
 # What a private key may have around its base64: headers, quotes, escapes. No call can be written with it.
 _IN_KEY: Final = r"[\w+/=\s\\\"',:#]"
-PLAIN_SHAPES: Final[tuple[Shape, ...]] = (
-    Shape("aws", ("akia", "asia"), re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
-    Shape(
-        "github",
-        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
-        re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{20,255}|github_pat_\w{20,255})"),
-    ),
-    Shape("google", ("aiza",), re.compile(r"\bAIza[\w-]{35}")),
-    Shape("slack", ("xox",), re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,250}")),
-    Shape("key", ("sk-",), re.compile(r"\bsk-[\w-]{20,250}")),
-    Shape("jwt", ("eyj",), re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}")),
-    Shape(
-        "private-key",
-        ("private key-----",),
-        # Without an end, lines of base64: what begins like a key must not hide the code below it.
-        re.compile(
-            rf"-----BEGIN [A-Z ]{{0,40}}PRIVATE KEY-----(?:"
-            rf"{_IN_KEY}*(?:-(?!----){_IN_KEY}*)*-----END [A-Z ]{{0,40}}PRIVATE KEY-----|"
-            r"(?:(?:\s|\\[nr])+(?:Proc-Type: 4,ENCRYPTED|DEK-Info: [A-Z0-9-]+,[0-9A-F]+|"
-            r"[A-Za-z0-9+/=]+)(?=\s*[\r\n\\\"']|\s*\Z))*)"
-        ),
-    ),
-    Shape("url", ("://",), re.compile(r"://[^\s/:@'\"]{0,200}:(?P<value>[^\s/@'\"]{1,200})@")),
+_PRIVATE: Final = r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?"
+_PRIVATE_KEY: Final = re.compile(
+    # Without an end, lines of base64: what begins like a key must not hide the code below it.
+    rf"-----BEGIN {_PRIVATE}-----(?:"
+    rf"{_IN_KEY}*(?:-(?!----){_IN_KEY}*)*-----END {_PRIVATE}-----|"
+    r"(?:(?:\s|\\[nr])+(?:Proc-Type: 4,ENCRYPTED|DEK-Info: [A-Z0-9-]+,[0-9A-F]+|"
+    r"[A-Za-z0-9+/=]+)(?=\s*[\r\n\\\"']|\s*\Z))*)"
 )
-# One of these is in every text that any of the following is in: most cells have none.
-NAMED_HINTS: Final = (
-    *("passw", "passphrase", "secret", "token", "credential", "_key", "-key", "apikey"),
-    *("accesskey", "accountkey", "pwd", "_pass", "_auth", "authorization", "bearer", "basic"),
+_PUTTY_KEY: Final = re.compile(
+    r"Private-Lines: \d{1,4}(?P<value>(?:(?:\s|\\[nr]){1,4}[A-Za-z0-9+/=]{8,})+)"
 )
-_VARIABLE_HINTS: Final = (
-    *("token", "secret", "passw", "passphrase", "credential"),
-    *("apikey", "accesskey", "accountkey", *_ENDINGS),
-)
-NAMED_SHAPES: Final[tuple[Shape, ...]] = (
-    Shape("password", _WORDS, _assigned(_NAMES, _ONE_LINE, re.IGNORECASE)),
-    Shape("password", _WORDS, _assigned(_NAMES, _SEVERAL_LINES, re.IGNORECASE)),
-    Shape("password", _ENDINGS, _assigned(_CONSTANTS, _ONE_LINE)),
+
+# -- all of them -------------------------------------------------------------------------------------
+
+
+def _shapes(rows: tuple[tuple[str, str, str], ...]) -> tuple[Shape, ...]:
+    return tuple(Shape(name, tuple(hints.split()), re.compile(form)) for name, hints, form in rows)
+
+
+# Every token of a vendor has such a run of characters: few cells have one that begins like a token.
+RUN: Final = re.compile(r"[\w.:/-]{15,}", re.ASCII)
+TOKENS: Final = _shapes(_TOKENS)
+URLS: Final = _shapes(_URLS)
+# A token without a word of its own is looked for where there is such a run.
+RARE_RUN: Final = re.compile(r"[0-9a-f]{32}|\.[\w-]{6}\.[\w-]{27}")
+RARE_TOKENS: Final = tuple(Shape(name, (), re.compile(form)) for name, form in _RARE)
+SHAPES: Final[tuple[Shape, ...]] = (
+    Shape("private-key", ("private key-----", "private key block-----"), _PRIVATE_KEY),
+    Shape("private-key", ("private-lines:",), _PUTTY_KEY),
     Shape("header", ("authorization",), _SCHEME),
-    Shape("header", ("authorization",), _UNSCHEMED),
     Shape("header", ("bearer", "basic"), _BEARER),
-    Shape(
-        "header",
-        ("-key", "-token", "-secret"),
-        _assigned(_HEADER_NAME, _ONE_LINE, re.IGNORECASE),
-    ),
-    Shape(
-        "header",
-        ("-key", "-token", "-secret"),
-        re.compile(
-            rf"{_HEADER_NAME}:\s{{0,8}}{_NO_REFERENCE}(?P<value>[^\s'\"`;,<>{{}}()]{{4,4000}}+)",
-            re.IGNORECASE,
-        ),
-    ),
-    Shape("variable", ("%env", "%set_env"), _MAGIC),
-    Shape(
-        "variable",
-        ("!", "%%", "%s", "export", "env", "&&", "||"),
-        re.compile(rf"{_VARIABLE}={_NO_REFERENCE}(?P<value>{_BARE})", re.IGNORECASE),
-        _SHELL,
-    ),
-    # As a shell has it, in a text that does not say that it is one.
-    Shape(
-        "variable",
-        _VARIABLE_HINTS,
-        re.compile(
-            r"^[^\S\n]*"
-            r"(?=\w{0,60}(?:TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|APIKEY|_KEY|_PWD|_PASS|_AUTH))"
-            r"[A-Z]\w{0,60}=(?P<value>[^\s'\"`$;|&<>()]{4,4000}+)(?![('\"])",
-            re.MULTILINE,
-        ),
-    ),
-    Shape("option", ("--",), _OPTION),
-    Shape(
-        "password",
-        (
-            "password=",
-            "passwd=",
-            "passphrase=",
-            "pwd=",
-            "secret=",
-            "token=",
-            "key=",
-            "_pass=",
-            "_auth=",
-        ),
-        _IN_LITERAL,
-        _LITERAL,
-    ),
+    Shape("header", ("cookie",), _COOKIE),
+    Shape("key", ("key=", "key =", 'key"', "key'"), _KEY),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from sandbox_kernel.audit.records import Record
-from sandbox_kernel.errors import AuditUnavailable
+from sandbox_kernel.errors import AuditUnavailable, SandboxUnavailable
+from sandbox_kernel.state_folder import open_state_folder
 
 LOG_NAME: Final = "log.db"
 _ARCHIVE: Final = re.compile(r"log-(\d{12,})\.db")
@@ -77,14 +79,37 @@ def archive_end(path: Path) -> int | None:
 
 def make_directory(directory: Path) -> None:
     """The log's directory, for its owner alone; raises ``OSError`` or ``AuditUnavailable``."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        what = f"{directory} is not a directory of the user who runs this kernel."
-        hint = "Let SANDBOX_KERNEL_HOME name a directory of your own."
+    try:
+        home = open_state_folder(directory.parent)
+    except SandboxUnavailable as error:
+        raise AuditUnavailable(error.what, hint=error.hint) from error
+    try:
+        with contextlib.suppress(FileExistsError):  # checked below, whoever made the folder
+            os.mkdir(directory.name, 0o700, dir_fd=home)
+        _close_to_others(directory, home)
+    finally:
+        os.close(home)
+
+
+def _close_to_others(directory: Path, home: int) -> None:
+    hint = "Let SANDBOX_KERNEL_HOME name a directory of your own."
+    what = f"{directory} is not a directory of the user who runs this kernel."
+    if not stat.S_ISDIR(os.stat(directory.name, dir_fd=home, follow_symlinks=False).st_mode):
         raise AuditUnavailable(what, hint=hint)
-    if status.st_mode & 0o077:
-        directory.chmod(0o700)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(directory.name, flags, dir_fd=home)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            raise AuditUnavailable(what, hint=hint)
+        if status.st_mode & 0o077:
+            names = os.listdir(descriptor)  # noqa: PTH208 - a descriptor
+            if names and LOG_NAME not in names:
+                what = f"{directory} holds other files than an audit log, and others can read it."
+                raise AuditUnavailable(what, hint=hint)
+            os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
 
 
 def connect(path: Path, *, timeout_seconds: float) -> sqlite3.Connection:

@@ -94,6 +94,8 @@ def test_each_limit_is_counted_in_its_own_unit() -> None:
         "memory": "2 KiB",
         "sandbox_memory": "2 KiB",
         "processes": "2,048 processes",
+        "pipes": "2,048 pipes",
+        "terminals": "2,048 terminals",
         "output": "2 KiB",
         "text": "2 KiB",
         "messages": "2,048 messages",

@@ -268,7 +268,8 @@ def test_writers_that_are_killed_at_any_moment_lose_nothing(tmp_path: Path) -> N
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_loses_no_record_and_the_log_goes_on_when_there_is_room(tmp_path: Path) -> None:
     script = (
-        f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
+        f"mount -t tmpfs -o size=1m,mode=0700 none {tmp_path} "
+        f"&& exec {sys.executable} -c '{FULL}' {tmp_path}"
     )
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script], capture_output=True, cwd=REPOSITORY, check=False

@@ -70,6 +70,23 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     assert not list(real.iterdir())
 
 
+@pytest.mark.parametrize("mode", ["link", "open", "open above"])
+def test_in_a_state_folder_that_is_not_the_users_alone_nothing_is_made(
+    tmp_path: Path, mode: str
+) -> None:
+    home = real = tmp_path / "above" / "home"
+    real.mkdir(parents=True)
+    if mode == "link":
+        home = tmp_path / "link"
+        home.symlink_to(real)
+    else:
+        (real if mode == "open" else real.parent).chmod(0o777)
+    error = refusal(Store(home / "audit"))
+    assert "It has changed nothing there" in error.what
+    assert "SANDBOX_KERNEL_HOME" in error.hint
+    assert not list(real.iterdir())
+
+
 def test_many_writers_make_one_chain(tmp_path: Path) -> None:
     directory = tmp_path / "audit"
     repository = Path(__file__).parents[3]
