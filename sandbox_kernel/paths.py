@@ -9,6 +9,7 @@ from typing import Final
 HOME_VARIABLE: Final = "SANDBOX_KERNEL_HOME"
 KERNEL_NAME: Final = "sandboxed-python"  # of the kernelspec
 SECCOMP: Final = "seccomp.json"  # in the directory of shipped policies
+PARSER_SECCOMP: Final = "seccomp-parser.json"  # beside it: for the process that reads cells
 _PACKAGE: Final = Path(__file__).parent
 
 

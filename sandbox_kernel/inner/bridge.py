@@ -32,7 +32,7 @@ from tornado.ioloop import IOLoop
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
-from . import debugger
+from . import debugger, read_only
 from .checkpoint import Awakening, Checkpoints, NotMade, make_objects_old
 from .descriptors import Descriptor, connections_to, open_descriptors
 from .kernel import BridgeKernel
@@ -274,6 +274,7 @@ def main(connection_file: str) -> None:
         shell = app.kernel.shell
         app.kernel.guard = restricted.Guard(shell.user_ns, settings["imports"])
         shell.system = restricted.commands_of(shell)
+    read_only.explain_refusals(app.kernel.shell, settings)
     # traitlets makes a record of every debug message, for a handler that shows none.
     app.log.setLevel(app.log_level)
     make_objects_old()

@@ -102,6 +102,8 @@ class Checkpoints:
         self._oom_base = Path("/proc/self/oom_score_adj").read_bytes()
         write_about_self("oom_score_adj", OOM_FIRST)
         self._sleeping: list[int] = []
+        # Pipes that the supervisor opens by their numbers: see `_hand_over`.
+        self._held: list[int] = []
         self._hide_from_wait()
 
     def take(self, label: int, plumbing: Set[Descriptor], streams: Set[int]) -> Awakening | None:
@@ -111,6 +113,9 @@ class Checkpoints:
         the numbers of others that are the kernel's. ``NotMade`` is raised in the parent only.
         """
         kernel_pid = os.getpid()
+        while self._held:
+            with contextlib.suppress(OSError):  # a cell has closed it
+                os.close(self._held.pop())
         try:
             return self._take(label, plumbing, streams)
         except OSError as error:
@@ -205,7 +210,16 @@ class Checkpoints:
                 closed.poll(CLOSE_MILLISECONDS)
             # Now, not before the fork: libraries that start theirs again have ended them for it.
             word = b"checkpoint %d %d %d %d" % (label, pid, made, max(0, native_threads()))
-            socket.send_fds(self._desk, [word], [pipes.wake_write])
+            try:
+                socket.send_fds(self._desk, [word], [pipes.wake_write])
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                # The user, whose other programs send descriptors too, has too many on their way. The
+                # supervisor can open it by its number here, for as long as it is open.
+                held = os.dup(pipes.wake_write)
+                self._held.append(held)
+                self._desk.send(word + b" %d" % held)
         except OSError:  # a cell has closed the desk
             kill(pid, signal.SIGKILL)
             raise

@@ -150,7 +150,7 @@ class BridgeKernel(IPythonKernel):
             except ValueError as error:
                 failed = refused(error)
                 # As any error of the cell is shown.
-                self.shell._showtraceback(ValueError, failed["evalue"], failed["traceback"])
+                self.shell._showtraceback(ValueError, error, failed["traceback"])
                 reply_content |= {**failed, "user_expressions": {}, "payload": []}
         return super().finish_metadata(parent, metadata, reply_content)
 

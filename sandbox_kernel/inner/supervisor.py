@@ -9,7 +9,8 @@ report to a desk, a datagram socket; cells can write there too, and harm their o
 Over the lifeline come lines of words:
 
     interrupt                        SIGINT to the kernel process and its group
-    sweep TICKS                      kill what was started since TICKS, but the kernel process
+    sweep TICKS [BEFORE]             kill what was started since TICKS (and before BEFORE), but the
+                                     kernel process
     rollback LABEL|previous PREFIX   kill all but checkpoints, wake one: it connects to PREFIX
     forget                           end the previous checkpoint, to have its memory back
     count                            say how many checkpoints there are, and of which cell
@@ -33,6 +34,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable
@@ -56,6 +58,7 @@ from .processes import (
     threads_of,
     will_live,
 )
+from .shares import take_shares
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -74,6 +77,10 @@ CHECKPOINTS_KEPT = 2
 # A killed process may be stuck in the kernel; the wrapper replaces the sandbox if this is not enough.
 DEATH_SECONDS = 10.0
 DESK_MESSAGES_AT_ONCE = 64
+# What a checkpoint says it lacks, as `checkpoint` counts it.
+LOST = ("threads", "children", "sockets", "gpu", "openmp", "shared")
+# More of one thing is said to be so many.
+MOST = 999_999
 # By so much the wrapper's word on when a cell began may be wrong; gVisor has a clock of its own.
 SAME_MOMENT_TICKS = 10
 
@@ -168,7 +175,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
-        self._say(f"clock {int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_SECOND)}")
+        self._say("clock", int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_SECOND))
         self._reap()
         while True:
             sources = [self._lifeline.fileno(), self._desk.fileno(), self._wakeup]
@@ -186,8 +193,11 @@ class Supervisor:
         if os.getpid() != FIRST:
             self._kill(lambda _: True)
 
-    def _say(self, line: str) -> None:
-        self._lifeline.sendall(line.encode("ascii", "replace") + b"\n")
+    def _say(self, word: str, *numbers: int, **counts: int) -> None:
+        """Say a line. Only numbers go into it: a cell may have made up what it is about."""
+        values = [b"%d" % number for number in numbers]
+        values += [b"%s=%d" % (name.encode("ascii"), count) for name, count in counts.items()]
+        self._lifeline.sendall(b" ".join([word.encode("ascii"), *values]) + b"\n")
 
     def _reap(self) -> None:
         """Collect every ended child; tell of the kernel process if it is among them."""
@@ -204,7 +214,7 @@ class Supervisor:
                     # It was dying already, by a cell's hand: perhaps there is an older one.
                     self._wake_newest()
                 else:
-                    self._say(f"exited {status}")
+                    self._say("exited", status)
 
     def _read_lifeline(self) -> None:
         received = self._lifeline.recv(4096)
@@ -217,7 +227,7 @@ class Supervisor:
             if command == "interrupt" and self._kernel_pid:
                 killpg(self._kernel_pid, signal.SIGINT)
             elif command == "sweep":
-                self._say("swept {} {}".format(*self._sweep(int(words[0]))))
+                self._say("swept", *self._sweep(*map(int, words)))
             elif command == "rollback":
                 self._roll_back(words[0], words[1])
             elif command == "forget":
@@ -226,7 +236,7 @@ class Supervisor:
             elif command == "count":
                 self._read_desk()
                 self._forget_dead()
-                self._say(f"checkpoints {self._count_in_a_row()} {self._newest_label()}")
+                self._say("checkpoints", self._count_in_a_row(), self._newest_label())
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -237,7 +247,9 @@ class Supervisor:
             except BlockingIOError:
                 return
             word, _, rest = data.decode("ascii", "replace").partition(" ")
-            numbers = [int(number) for number in rest.split() if number.isdecimal()]
+            numbers = [int(number) for number in rest.split() if is_number(number)]
+            if word == "checkpoint" and len(numbers) == 5:
+                descriptors += self._open_pipe(numbers.pop())
             if word == "checkpoint" and len(numbers) == 4 and len(descriptors) == 1:
                 label, pid, made, native_threads = numbers
                 if self.may_have(pid):
@@ -245,10 +257,21 @@ class Supervisor:
                     continue
             for descriptor in descriptors:
                 os.close(descriptor)
-            if word == "restored" and self._waking:
+            if word == "restored" and self._waking and rest.split():
                 self._tell_restored(rest)
             elif word == "unmade" and len(numbers) == 1:
                 self._note_unmade(*numbers)
+
+    def _open_pipe(self, number: int) -> list[int]:
+        """The end to write to of a pipe that the kernel process has open; none if it is no pipe."""
+        path = f"/proc/{self._kernel_pid}/fd/{number}"
+        try:
+            # Anything else may do something when it is opened.
+            if not stat.S_ISFIFO(os.stat(path).st_mode):
+                return []
+            return [os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)]
+        except OSError:  # closed meanwhile
+            return []
 
     def may_have(self, pid: int) -> bool:
         """Whether it can be a checkpoint. Cells can write at the desk too, and what is said there to be
@@ -280,15 +303,16 @@ class Supervisor:
 
     def _tell_restored(self, words: str) -> None:
         """Pass on what a checkpoint says, with what can be seen from here only."""
+        label, *items = words.split()
+        if not is_number(label):
+            return  # not said by a checkpoint: it is still waited for
         self._waking = ""
-        label, _, lost = words.partition(" ")
-        counts = dict(item.split("=", 1) for item in lost.split() if "=" in item)
+        said = dict(item.split("=", 1) for item in items if "=" in item)
+        counts = {name: int(said.get(name, "0")) for name in LOST if is_number(said.get(name, "0"))}
         # It counts in its own time: a rollback may come first and end what it would have counted.
-        said = counts.get("children", "0")
-        children = max(self._processes_lost, int(said) if said.isdecimal() else 0)
-        counts |= {"children": str(children), "files": str(self._files_changed)}
-        counts["unmade"] = str(int(self._is_older))
-        self._say(" ".join(["restored", label, *(f"{k}={v}" for k, v in counts.items())]))
+        counts["children"] = max(self._processes_lost, counts.get("children", 0))
+        counts |= {"files": self._files_changed, "unmade": int(self._is_older)}
+        self._say("restored", int(label), **{name: min(n, MOST) for name, n in counts.items()})
 
     def _forget_dead(self) -> None:
         """A cell, or the out-of-memory killer, may have ended some."""
@@ -342,8 +366,8 @@ class Supervisor:
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def _sweep(self, ticks: int) -> tuple[int, int]:
-        """Kill processes started at ``ticks`` (since boot) or later; how many there were.
+    def _sweep(self, ticks: int, end: int | None = None) -> tuple[int, int]:
+        """Kill processes started at ``ticks`` (since boot) or later, up to ``end``; how many there were.
 
         And how many threads of the kernel process were, which nobody can kill.
         """
@@ -354,6 +378,8 @@ class Supervisor:
         before = self._checkpoints[-2].pid if len(self._checkpoints) > 1 else 0
 
         def is_new(number: int, at: int) -> bool:
+            if end is not None and at > end:
+                return False
             # Much later, a low number means that all have been used and it begins again.
             return at >= ticks and not (number < before and at <= ticks + SAME_MOMENT_TICKS)
 
@@ -394,6 +420,11 @@ class Supervisor:
             os.read(self._wakeup, 4096)
 
 
+def is_number(word: str) -> bool:
+    """Whether ``word`` is a whole number that fits 64 bits; a cell may have written it."""
+    return word.isascii() and word.isdecimal() and len(word) <= 19
+
+
 def wake(checkpoint: Checkpoint, prefix: str) -> bool:
     try:
         os.write(checkpoint.wake, f"{prefix} {checkpoint.native_threads}".encode())
@@ -408,6 +439,7 @@ def main(connection_file: str) -> None:
     settings = json.loads(Path(connection_file).read_text())["sandbox"]
     # Whatever was open on the host stays out.
     close_from(DESK_DESCRIPTOR, 1 << 20, settings.get("run_descriptor"))
+    take_shares()
     give_up_capabilities()
     if os.getpid() != FIRST:
         # Who loses their parent is adopted here. A supervisor that was stopped goes on when the wrapper
@@ -417,9 +449,10 @@ def main(connection_file: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         os.chdir(settings["working_directory"])
-    except PermissionError:
-        # A folder of root's on a file system that cannot show it to another user; the banner says.
-        os.chdir(os.environ["HOME"])
+    except OSError:
+        # A folder of root's on a file system that cannot show it to another user; the banner says. Not
+        # to a place that can be written: what is saved in it would be lost.
+        os.chdir("/")
     # Descriptor 3, which the kernel process puts its end of the desk on, must be free for that.
     reserved = os.open("/dev/null", os.O_RDONLY)
     lifeline = socket.socket(socket.AF_UNIX)

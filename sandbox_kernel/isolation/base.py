@@ -50,6 +50,7 @@ class SandboxFacts(NamedTuple):
     # What does not work there as it does elsewhere, in plain words. In every receipt too.
     limitations: tuple[str, ...] = ()
     image: str = ""  # of a container: its id, which is a digest
+    folder_shown: bool = True  # the working directory, or something in it
 
     def summary(self) -> str:
         return f"{self.level} ({self.engine}) · network {self.network}"

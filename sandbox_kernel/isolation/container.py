@@ -148,6 +148,7 @@ class ContainerSandbox(Sandbox):
             ),
             limitations=(*(GVISOR_LIMITATIONS if level == "gvisor" else ()), *self._late()),
             image="" if found is None else found.image,
+            folder_shown=view.shows(self._view, self._spec.working_directory),
         )
 
     def _closed(self) -> Iterator[str]:
@@ -193,22 +194,31 @@ class ContainerSandbox(Sandbox):
         self._watch(keeper.process)
 
     def _config(self, run_directory: Path, name: str) -> dict[str, Any]:
-        return container_config(
+        environment = view.plan_image_environment(os.environ, self._containers.passed)
+        config = container_config(
             self._containers.allowance,
             self._containers.policy_sha256,
             user=f"{self._uid}:{self._uid}",
-            environment=view.plan_image_environment(os.environ, self._containers.passed),
+            environment=environment | view.own_places(self._view),
             mounts=[bind(run_directory, view.RUN), *self._folder_mounts(name)],
         )
+        writable = config["HostConfig"]["Tmpfs"]
+        if self._view.stand_in == Path(view.HOME):
+            writable[view.OTHER_HOME] = writable[view.HOME]
+        writable.pop(str(self._view.stand_in), None)
+        return config
 
     def _folder_mounts(self, name: str) -> list[dict[str, Any]]:
-        mounts = [
+        mounts: list[dict[str, Any]] = []
+        if self._view.stand_in is not None:
+            mounts.append(empty(self._view.stand_in))
+        mounts += [
             volume(path, f"{name}-{number}") if path.is_dir() else bind(path, str(path))
             for number, path in enumerate(self._view.read_only)
         ]
         for path in self._view.hidden:
             if path.is_dir():
-                mounts.append({"Type": "tmpfs", "Target": str(path), "ReadOnly": True})
+                mounts.append(empty(path))
             elif path.exists():
                 mounts.append(bind(Path("/dev/null"), str(path)))
         return mounts
@@ -425,6 +435,12 @@ def container_config(
         "AttachStderr": True,
         "HostConfig": host_config,
     }
+
+
+def empty(folder: Path) -> dict[str, Any]:
+    """An empty folder that cannot be written."""
+    options = {"Mode": 0o755}
+    return {"Type": "tmpfs", "Target": str(folder), "ReadOnly": True, "TmpfsOptions": options}
 
 
 def volume(folder: Path, name: str) -> dict[str, Any]:

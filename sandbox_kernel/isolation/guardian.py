@@ -6,11 +6,14 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Final
+
+# What the lock of a run directory holds: without it a directory was made by somebody else, and stays.
+MARK: Final = "sandbox-kernel run directory"
 
 
 class Guardian:
-    """Removes a directory once the wrapper's end of a pipe closes.
+    """Removes a run directory once the wrapper's end of a pipe closes.
 
     If the wrapper could not say goodbye, it first kills what carries the directory's name as its last
     argument: bwrap, if killed while it starts, leaves a child that waits for it for ever. In the end
@@ -22,17 +25,28 @@ class Guardian:
     # A service manager's signal goes to all processes at once: this one has its work before it then.
     _SCRIPT = """
         trap '' TERM INT HUP
-        directory=$1
-        shift
+        name=$1
+        mark=$2
+        shift 2
         read -r goodbye
         if [ -z "$goodbye" ]; then
             for file in /proc/[0-9]*/cmdline; do
                 case "$(tr '\\0' ' ' <"$file" 2>/dev/null)" in
-                *"connection.json ${directory##*/} ") pid=${file#/proc/}; kill -9 "${pid%/cmdline}" ;;
+                *"connection.json $name ") pid=${file#/proc/}; kill -9 "${pid%/cmdline}" ;;
                 esac
             done
         fi
-        rm -rf -- "$directory"
+        # Relative to the folder that it was started in, wherever that is by now. The lock goes last.
+        made_by=
+        [ ! -L "./$name/lock" ] && read -r made_by <"./$name/lock"
+        if [ "$made_by" = "$mark" ]; then
+            for entry in "./$name"/*; do
+                [ "${entry##*/}" = lock ] || rm -rf -- "$entry"
+            done
+            rm -rf -- "./$name"
+        else
+            rmdir -- "./$name"  # made, and not locked yet
+        fi
         [ -z "$goodbye" ] || exit 0
         for prefix; do
             for cgroup in "$prefix"*; do
@@ -46,18 +60,19 @@ class Guardian:
         done
     """
 
-    def __init__(self, directory: Path, cgroups: Sequence[str] = ()) -> None:
+    def __init__(self, parent: int, name: str, cgroups: Sequence[str] = ()) -> None:
+        """``name`` is the directory's, in the folder that is open as ``parent``."""
         read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(
                 [
                     *("/bin/sh", "-c", self._SCRIPT, "sandbox-kernel-guardian"),
-                    *(str(directory), *cgroups),
+                    *(name, MARK, *cgroups),
                 ],
                 stdin=read_end,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                cwd="/",
+                cwd=f"/proc/self/fd/{parent}",
                 env={"PATH": "/usr/bin:/bin"},
                 start_new_session=True,
             )

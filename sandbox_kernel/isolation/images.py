@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sandbox_kernel.errors import ImageError
+from sandbox_kernel.errors import ImageError, SandboxUnavailable
 from sandbox_kernel.paths import state_home
+from sandbox_kernel.state_folder import open_state_folder
 
 SCHEMA: Final = 1
 FLAVORS: Final = ("python", "python-minimal")
@@ -69,10 +70,13 @@ def record(image: ImageRecord) -> None:
     """Remember ``image`` as the one of its tag."""
     path = records_path()
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(open_state_folder(path.parent))
         with _locked(path.with_suffix(".lock")):
             kept = [image, *(other for other in records() if other.tag != image.tag)]
             _replace(path, {"schema": SCHEMA, "images": [asdict(one) for one in kept]})
+    except SandboxUnavailable as error:
+        what = f"The image {image.id} was built, but {path} cannot be written. {error.what}"
+        raise ImageError(what, hint=error.hint) from error
     except OSError as error:
         what = f"The image {image.id} was built, but {path} cannot be written: {error.strerror}."
         hint = (

@@ -11,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from sandbox_kernel.isolation.supervisor_line import Line, parse
+from sandbox_kernel.isolation.unix_sockets import without_descriptors
+from sandbox_kernel.log import log
+
 MAX_LINE_BYTES = 1024
 
 
@@ -41,13 +45,14 @@ class Lifeline:
 
     def __init__(self, directory: Path, give: Callable[[Path], None]) -> None:
         self._path = directory / self.NAME
-        self._listener: socket.socket | None = socket.socket(socket.AF_UNIX)
+        self._listener: socket.socket | None = without_descriptors()
         self._listener.bind(str(self._path))
         self._path.chmod(0o600)
         give(self._path)
         self._listener.listen(1)
         self._connection: socket.socket | None = None
         self._pending = b""
+        self.odd_lines = 0
 
     @property
     def open(self) -> bool:
@@ -83,8 +88,8 @@ class Lifeline:
             with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
                 self._connection.send(" ".join(map(str, words)).encode() + b"\n")
 
-    def read(self) -> list[list[str]] | None:
-        """Lines that have come, as words; ``None`` once the supervisor has hung up."""
+    def read(self) -> list[Line] | None:
+        """What the supervisor has said; ``None`` once it has hung up."""
         if self._connection is None:
             return None
         try:
@@ -97,7 +102,15 @@ class Lifeline:
             return None
         *lines, pending = (self._pending + received).split(b"\n")
         self._pending = pending[:MAX_LINE_BYTES]
-        return [line[:MAX_LINE_BYTES].decode("ascii", "replace").split() for line in lines]
+        said = []
+        for line in lines:
+            if (value := parse(line[:MAX_LINE_BYTES])) is not None:
+                said.append(value)
+            else:
+                self.odd_lines += 1
+                if self.odd_lines == 1:
+                    log("the supervisor said something odd; further lines like it are only counted")
+        return said
 
     def close(self) -> None:
         self._close_listener()

@@ -58,8 +58,8 @@ def environment_closed(place: Path) -> SandboxUnavailable:
     return SandboxUnavailable(
         f"The kernel runs as root, cells never do, and another user cannot use this Python: {place} "
         "is closed to others.",
-        hint=f"Open it (`chmod o+rx {place}`), install sandbox-kernel where every user may read it, or "
-        "start Jupyter as an ordinary user.",
+        hint="Install sandbox-kernel and its Python where every user may read them (below /opt or /usr/local, "
+        "say), or start Jupyter as an ordinary user.",
         missing=True,
     )
 

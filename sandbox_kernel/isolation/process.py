@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from sandbox_kernel.isolation.base import Sandbox, SandboxFacts, SandboxSpec
 from sandbox_kernel.isolation.seccomp import SeccompError, compile_profile
 from sandbox_kernel.limits.cgroup import Cgroup
 from sandbox_kernel.paths import policies_directory
+from sandbox_kernel.text import printable
 
 INNER_UID: Final = 1000
 _CAP_SYS_ADMIN: Final = 1 << 21
@@ -30,10 +32,19 @@ NAMESPACES: Final = (
     *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
     *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1"),
     *("--unshare-user", "--uid", str(INNER_UID), "--gid", str(INNER_UID)),
-    # Only so that the supervisor can empty the bounding set; it keeps nothing.
-    *("--cap-add", "CAP_SETPCAP"),
+    # Only so that the supervisor can lower its user namespace's counts (`inner.shares`) and empty the
+    # bounding set; it keeps nothing.
+    *("--cap-add", "CAP_SYS_RESOURCE", "--cap-add", "CAP_SETPCAP"),
+)
+# What Linux counts per user and no namespace separates: see docs/threats.md.
+SHARED_COUNTS: Final = (
+    "cells have your uid: of what Linux counts per user they can take up to 1,021 descriptors in flight, 512 "
+    "pipes and all epoll watches from your other programs"
 )
 _SELF: Final = Path("/proc/self")
+_USR: Final = Path("/usr")
+# What bwrap says where it should mount something over a file or folder that is not there.
+_PLACE_IS_GONE: Final = ("bwrap: Can't create file at ", "bwrap: Can't mkdir ")
 
 
 class ProcessSandbox(Sandbox):
@@ -46,8 +57,12 @@ class ProcessSandbox(Sandbox):
         self._stand_in = stand_in_for_root() if os.geteuid() == 0 else None
         self._view = view.plan_view(spec.working_directory, spec.secrets, view.homes(), os.environ)
         self._notes = list(self._view.notes)
+        if self._stand_in is None:
+            self._notes.append(SHARED_COUNTS)
         # Where bwrap finds a visible path, if not at the path itself.
         self._sources: dict[Path, Path] = {}
+        # Visible paths in which root's files are the stand-in's.
+        self._given: set[Path] = set()
         self._cgroup: Cgroup | None = None
 
     @property
@@ -58,6 +73,7 @@ class ProcessSandbox(Sandbox):
             network="none",
             working_directory=str(self._spec.working_directory),
             notes=(*self.remarks, *self._notes),
+            folder_shown=view.shows(self._view, self._spec.working_directory),
         )
 
     def start(self, run_directory: Path) -> None:
@@ -134,13 +150,17 @@ class ProcessSandbox(Sandbox):
             stack.callback(held.close)
             views.append(held)
             self._sources[path] = held.place
-            if path != run_directory:  # its files have the right owners already
-                try:
-                    descent.give_to(held, namespace)
-                except OSError as error:
-                    self._notes.append(
-                        f"what only root may read in {path} is not readable: {error}"
-                    )
+            if path == run_directory:
+                continue  # its files have the right owners already
+            if view.keeps_roots_files(path, view.homes(), self._spec.working_directory):
+                if path == self._spec.working_directory:
+                    self._notes.append(f"what only root may read in {path} is not readable")
+                continue
+            try:
+                descent.give_to(held, namespace)
+                self._given.add(path)
+            except OSError as error:
+                self._notes.append(f"what only root may read in {path} is not readable: {error}")
         return descent.descent(views, uid, uid)
 
     def _write_accounts(self, run_directory: Path) -> None:
@@ -155,6 +175,7 @@ class ProcessSandbox(Sandbox):
         """What bwrap makes the sandbox of."""
         arguments = [*NAMESPACES, "--clearenv", "--hostname", "sandbox"]
         environment = view.plan_environment(os.environ, self._view.read_only, self._spec.passed)
+        environment |= view.own_places(self._view)
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
         run_source = self._sources.get(run_directory, run_directory)
@@ -176,23 +197,61 @@ class ProcessSandbox(Sandbox):
         ]
 
     def _view_mounts(self) -> list[str]:
-        working_directory = self._spec.working_directory
-        arguments: list[str] = []
+        stand_in = self._view.stand_in
+        # It must exist, empty if need be: the kernel starts in it (`boot` goes there).
+        arguments = _directories(self._spec.working_directory)
+        if stand_in is not None:
+            # A mount of its own: it may lie in, or be, a place that cells can write to.
+            arguments += ["--perms", "0755", "--tmpfs", str(stand_in)]
+        if stand_in == Path(view.HOME):
+            arguments += [
+                "--perms",
+                "0777",
+                "--size",
+                str(_TMPFS_BYTES),
+                "--tmpfs",
+                view.OTHER_HOME,
+            ]
         # Once each: bwrap takes 9,000 arguments, and a home folder may have many entries.
         for parent in dict.fromkeys(path.parent for path in self._view.read_only):
             arguments += _directories(parent)
         for path in self._view.read_only:
             source = self._sources.get(path, path)
             arguments += ["--ro-bind", str(source), str(path)]
-        if not any(working_directory.is_relative_to(root) for root in self._view.read_only):
-            # It must exist, empty if need be: the kernel starts in it (`boot` goes there).
-            arguments += _directories(working_directory)
+        if stand_in is not None:
+            arguments += ["--remount-ro", str(stand_in)]
         for path in self._view.hidden:
-            if path.is_dir():
-                arguments += ["--perms", "0555", "--tmpfs", str(path), "--remount-ro", str(path)]
-            elif path.exists():
-                arguments += ["--ro-bind", "/dev/null", str(path)]
+            arguments += self._hiding(path)
         return arguments
+
+    def _hiding(self, path: Path) -> list[str]:
+        """What makes ``path`` look empty.
+
+        Nothing where there is no such file by now, or cells cannot get there: bwrap, which has the same
+        user, would fail at it. If a file vanishes in the milliseconds before bwrap comes to it, that
+        start fails, as bwrap cannot make its place in a read-only folder, and the next cell starts another.
+        """
+        try:
+            mode = path.lstat().st_mode
+            if self._stand_in is not None and not self._stand_in_enters(path):
+                return []
+        except OSError:
+            return []
+        if stat.S_ISDIR(mode):
+            return ["--perms", "0555", "--tmpfs", str(path), "--remount-ro", str(path)]
+        # A symlink shows nothing: what it leads to is hidden by its own name.
+        return [] if stat.S_ISLNK(mode) else ["--ro-bind", "/dev/null", str(path)]
+
+    def _stand_in_enters(self, path: Path) -> bool:
+        """Whether root's stand-in can pass all folders from the visible one down to ``path``."""
+        roots = [root for root in (*self._view.read_only, _USR) if path.is_relative_to(root)]
+        root = max(roots, key=lambda root: len(root.parts))
+        for folder in path.parents:
+            if not folder.is_relative_to(root):
+                break
+            if not may_enter(folder.stat(), given=root in self._given):
+                return False
+        return True
 
     @property
     def root_pid(self) -> int:
@@ -204,6 +263,12 @@ class ProcessSandbox(Sandbox):
         return self._cgroup
 
     def explain(self, console: str) -> SandboxUnavailable:
+        if console.startswith(_PLACE_IS_GONE):
+            return SandboxUnavailable(
+                "A file that the sandbox hides went away while the sandbox was made. bwrap said: "
+                f"{printable(console.strip())!r}.",
+                hint="Run the cell again.",
+            )
         return probe.explain_bwrap(console)
 
     def kill(self) -> None:
@@ -255,7 +320,8 @@ def _system_mounts() -> list[str]:
     places = (("/dev/shm", "1777"), ("/tmp", "1777"), ("/var/tmp", "1777"), (view.HOME, "0777"))
     for place, mode in places:
         arguments += ["--perms", mode, "--size", str(_TMPFS_BYTES), "--tmpfs", place]
-    return arguments
+    # bwrap makes it a tmpfs of no size. What is mounted in it (devices, shm, pts) stays as it is.
+    return [*arguments, "--remount-ro", "/dev"]
 
 
 def _directories(path: Path) -> list[str]:
@@ -272,6 +338,15 @@ def _account_mounts(run_directory: Path) -> list[str]:
     for name in ("passwd", "group", "hosts"):
         arguments += ["--ro-bind", str(run_directory / name), f"/etc/{name}"]
     return arguments
+
+
+def may_enter(folder: os.stat_result, *, given: bool) -> bool:
+    """Whether root's stand-in may, whom nothing belongs to; ``given``: but what was root's here."""
+    if given and folder.st_uid == 0:
+        return bool(folder.st_mode & stat.S_IXUSR)
+    if given and folder.st_gid == 0:
+        return bool(folder.st_mode & stat.S_IXGRP)
+    return bool(folder.st_mode & stat.S_IXOTH)
 
 
 def find_bwrap(environment: Mapping[str, str] | None = None) -> str:

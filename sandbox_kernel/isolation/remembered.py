@@ -18,6 +18,7 @@ from sandbox_kernel.isolation.engine import first_engine
 from sandbox_kernel.isolation.hire import HiredKeeper
 from sandbox_kernel.isolation.wanted import Wanted
 from sandbox_kernel.paths import state_home
+from sandbox_kernel.state_folder import make_folder
 
 
 def recall(policy: str, keeper: HiredKeeper | None) -> Containers | None:
@@ -47,8 +48,9 @@ def remember(policy: str, containers: Containers) -> None:
         "passed": containers.passed,
     }
     draft = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # then the next kernel starts a little later
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Else the next kernel starts a little later.
+    with contextlib.suppress(OSError, SandboxUnavailable):
+        make_folder(path.parent)
         draft.write_text(json.dumps(document))
         draft.replace(path)
 

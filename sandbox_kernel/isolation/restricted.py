@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandbox_kernel import children
 from sandbox_kernel.errors import SandboxUnavailable
-from sandbox_kernel.isolation import confinement, landlock, probe, view
+from sandbox_kernel.isolation import confinement, hiding, landlock, probe, view
 from sandbox_kernel.isolation.base import Sandbox, SandboxFacts, SandboxSpec
 from sandbox_kernel.isolation.process import effective_capabilities, unrelated_uid
 from sandbox_kernel.limits.cgroup import Cgroup
@@ -50,7 +50,10 @@ class RestrictedSandbox(Sandbox):
         self._imports = imports
         # Root's; what cells run as.
         self._stand_in = stand_in
-        self._view = view.plan_view(spec.working_directory, spec.secrets, view.homes(), os.environ)
+        # Landlock opens folders whole: nothing in them can be hidden.
+        self._view = view.plan_view(
+            spec.working_directory, spec.secrets, view.homes(), os.environ, hides=False
+        )
         self._landlock = landlock.version()
         # Once: the folder may be renamed or removed while the sandbox runs.
         self._notes = tuple(self._find_notes())
@@ -70,21 +73,26 @@ class RestrictedSandbox(Sandbox):
             network="none",
             working_directory=str(self._spec.working_directory),
             notes=(*self.remarks, *self._notes),
+            folder_shown=view.shows(self._view, self._spec.working_directory),
             not_protected=tuple(confinement.not_protected(self._landlock, shares_user=shares_user)),
         )
 
     def _find_notes(self) -> Iterable[str]:
         if self._landlock:
             yield from self._view.notes
-            for path in self._view.hidden:
-                yield f"{path} cannot be hidden where {path.parent} is visible"
+            if self._view.hidden:
+                names = hiding.listed(self._view.hidden, self._spec.working_directory)
+                yield f"credentials that cannot be hidden at this level, and that cells can read: {names}"
         if self._stand_in is None:
             yield "cells run as the user who started the kernel"
             return
         yield f"cells run as uid {self._stand_in}, whom nothing on this host belongs to"
         folder = self._spec.working_directory
         if closed := closed_to_others([folder]):
-            yield f"{folder} cannot be read: {closed} is closed to other users (`chmod o+rx` opens it)"
+            yield (
+                f"{folder} cannot be read: {closed} is closed to other users; move the notebook to a "
+                "folder that they may enter"
+            )
 
     def place(self, run_directory: Path) -> str:
         opened = os.open(run_directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

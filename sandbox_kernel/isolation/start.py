@@ -95,6 +95,7 @@ def _write_connection_file(
             "session": session,
             "argv": list(argv),
             "working_directory": sandbox.facts.working_directory,
+            "folder_shown": sandbox.facts.folder_shown,
             "lifeline": f"{place}/{Lifeline.NAME}",
             **sandbox.settings(),
         },

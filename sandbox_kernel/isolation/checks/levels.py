@@ -20,12 +20,13 @@ from sandbox_kernel.policy.model import Level
 if TYPE_CHECKING:
     from sandbox_kernel.policy.model import Policy
 
-# From weak to strong, with the checks that each needs.
+# From weak to strong, with the checks that each needs. Every level needs system call filters: one
+# confines the process that reads commands and large cells.
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "restricted": (CHANGING_USER, SECCOMP, FILTER, PYTHON, HOME),
     "process": (BWRAP, USER_NAMESPACES, LEAVING_ROOT, SECCOMP, FILTER, PYTHON, HOME),
-    "container": (ENGINE, IMAGE, HOME),
-    "gvisor": (ENGINE, GVISOR, IMAGE, HOME),
+    "container": (ENGINE, IMAGE, SECCOMP, FILTER, HOME),
+    "gvisor": (ENGINE, GVISOR, IMAGE, SECCOMP, FILTER, HOME),
 }
 # Which image and which runtime must be there is a policy's own matter.
 _OF_POLICIES: Final = (IMAGE, GVISOR)
@@ -127,6 +128,14 @@ def policies_here(checks: Sequence[Check], host: Host) -> list[PolicyHere]:
         silent = PolicyHere(name, (), None, None, "the engine does not answer any more")
         found.append(silent if answer is None else answer)
     return found
+
+
+def policy_at(path: str, checks: Sequence[Check], host: Host) -> PolicyHere:
+    """A policy that is chosen by its path."""
+    (answer,) = together([partial(_named, path, checks, Offers(host))], 2 * host.timeout_seconds)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer or PolicyHere(path, (), None, None, "the engine does not answer any more")
 
 
 def _named(name: str, checks: Sequence[Check], offers: Offers) -> PolicyHere:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import signal
 import struct
+from contextlib import suppress
 
 from tests.hostile.probes.attack import TARGETS, add, call, opens, probe, read
 
@@ -193,8 +194,11 @@ def targets_of(folder: str) -> str:
 @probe(PROC)
 def it_is_in_the_list_of_processes() -> str:
     """As ``ps`` shows it."""
-    names = [name for name in os.listdir("/proc") if name.isdecimal()]
-    return " ".join(read(f"/proc/{name}/comm").decode("latin-1") for name in names)
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(FileNotFoundError, ProcessLookupError):  # one that has just ended
+            found.append(read(f"/proc/{name}/comm").decode("latin-1"))
+    return " ".join(found)
 
 
 @probe(PROC)

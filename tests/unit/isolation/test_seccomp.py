@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -240,11 +241,29 @@ class TestProgram:
     def test_fcntl_takes_no_lease_and_leaves_no_note(self, program: bytes, high: int) -> None:
         """Leases hold up whoever opens the file, on the host too."""
         denied = {c for c in range(2048) if decide(program, number("fcntl"), 0, c | high) != ALLOW}
-        set_lease, notify = 1024, 1026
-        assert {set_lease, notify} <= denied
+        set_lease, notify, set_pipe_size = 1024, 1026, 1031
+        assert {set_lease, notify, set_pipe_size} <= denied
         used = {getattr(fcntl, name) for name in dir(fcntl) if name.startswith("F_")}
-        ordinary = used & set(range(2048)) - {fcntl.F_SETLEASE, fcntl.F_NOTIFY}
+        ordinary = used & set(range(2048)) - {set_lease, notify, set_pipe_size}
         assert not ordinary & denied
+
+    @pytest.mark.parametrize("high", [0, 1 << 32, 0xFFFFFFFF << 32])
+    def test_no_socket_gets_larger_buffers_or_a_filter_program_or_lingers(
+        self, program: bytes, high: int
+    ) -> None:
+        call, sol_socket = number("setsockopt"), 1
+        denied = {
+            option
+            for option in range(128)
+            if decide(program, call, 0, sol_socket | high, option | high) != ALLOW
+        }
+        buffers = {"SO_SNDBUF": 7, "SO_RCVBUF": 8, "SO_SNDBUFFORCE": 32, "SO_RCVBUFFORCE": 33}
+        # SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF.
+        filters = {26, 50, 51, 52}
+        assert denied == {*buffers.values(), *filters, socket.SO_LINGER}
+        levels = {n for n in range(512) if decide(program, call, 0, n | high, 7) == ALLOW}
+        assert {socket.SOL_IP, socket.SOL_TCP, socket.SOL_UDP, socket.IPPROTO_IPV6} <= levels
+        assert sol_socket not in levels
 
     def test_limits_are_set_for_oneself_only(self, program: bytes) -> None:
         prlimit, supervisor, new_limit = number("prlimit64"), 1, 0x7000_0000_1000

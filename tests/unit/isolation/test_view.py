@@ -52,11 +52,28 @@ def test_pythonpath_that_holds_the_home_folder_is_refused_with_a_note(home: Path
     assert any(str(home.parent) in note for note in view.notes)
 
 
+def test_of_an_environment_around_the_home_folder_only_its_parts_are_visible(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = home.parent
+    for name in ("bin", "lib", "other"):
+        (prefix / name).mkdir()
+    (prefix / "pyvenv.cfg").touch()
+    (prefix / "lib64").symlink_to("/")
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    view = plan_view(home / "x", (), {home}, {})
+    shown = {path.name for path in view.read_only if path.parent == prefix}
+    assert shown == {"bin", "lib", "pyvenv.cfg"}
+    assert prefix not in view.read_only
+    assert any("only what Python is made of" in note for note in view.notes)
+
+
 def test_secrets_are_hidden_only_where_they_would_show(home: Path) -> None:
     inside, outside = home / "work" / "kernel.json", home / "elsewhere" / "kernel.json"
     inside.parent.mkdir()
     view = plan_view(home / "work", (inside, outside), {home}, {})
-    assert view.hidden == (inside,)
+    assert inside in view.hidden
+    assert outside not in view.hidden
 
 
 def test_the_environment_is_an_allow_list() -> None:

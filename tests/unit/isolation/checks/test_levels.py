@@ -51,6 +51,12 @@ def test_a_level_does_without_none_of_what_it_needs(which: str) -> None:
             assert name in here.why
 
 
+@pytest.mark.parametrize("lacking", ["seccomp", "system_call_filter"])
+def test_no_level_does_without_system_call_filters(lacking: str) -> None:
+    """One confines what reads commands: without it each cell with a command is denied."""
+    assert available(levels_here(checks(**{lacking: "missing"}))) == []
+
+
 def test_an_engine_that_a_start_would_not_use_is_not_enough() -> None:
     found = [*checks(engine="unknown"), Check(OTHER_ENGINE, "ok", "")]
     assert available(levels_here(found)) == ["restricted", "process"]
