@@ -19,6 +19,10 @@ class Spending:
         self._wall_seconds += usage.wall_seconds
         self._cpu_seconds += usage.cpu_seconds
 
+    def add_background(self, cpu_seconds: float) -> None:
+        """What cells left running has used it, while none ran or beside one."""
+        self._cpu_seconds += cpu_seconds
+
     def excess(self, wall_seconds: float = 0.0, cpu_seconds: float = 0.0) -> Excess | None:
         """The budget that is used up, with what a cell that runs has used until now."""
         wall, cpu = self._wall_seconds + wall_seconds, self._cpu_seconds + cpu_seconds

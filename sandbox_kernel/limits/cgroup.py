@@ -47,10 +47,18 @@ class Memory(NamedTuple):
     anon: int
     shmem: int
     kernel: int
+    # What the whole host's kernel can take back of its own memory. Version 1 of cgroups does not say how much
+    # of `kernel` that is: what it knows about files that a cell has read, above all.
+    host_reclaimable: int = 0
 
     @property
     def total(self) -> int:
         return self.anon + self.shmem + self.kernel
+
+    def kernel_gained(self, before: Memory) -> int:
+        """By how much kernel memory has grown for good. What the host reclaims meanwhile blames no cell."""
+        reclaimable = max(0, self.host_reclaimable - before.host_reclaimable)
+        return max(0, self.kernel - before.kernel - reclaimable)
 
 
 class Held(NamedTuple):
@@ -104,6 +112,9 @@ class Cgroup:
         if "" in found and (found[""] / "memory.stat").exists():
             return cls(2, dict.fromkeys((MEMORY, CPU, PIDS), found[""]), made=False)
         v1 = {name: found[name] for name in (MEMORY, CPU, PIDS) if name in found}
+        with contextlib.suppress(KeyError, OSError):  # not ours to write: see docs/threats.md
+            # Buffers of TCP sockets are not counted before there was a limit, be it none.
+            write(f"{v1[MEMORY]}/memory.kmem.tcp.limit_in_bytes", "-1")
         return cls(1, v1, made=False) if v1 else None
 
     @property
@@ -148,11 +159,24 @@ class Cgroup:
             kernel = _number(stat, b"kernel")
             if kernel is None:
                 kernel = sum(_number(stat, part) or 0 for part in KERNEL_PARTS)
+            else:  # buffers of internet sockets are in no other number
+                kernel += _number(stat, b"sock") or 0
+            # What the kernel knows about files that were read, and takes back at need as it does their cache.
+            kernel -= _number(stat, b"slab_reclaimable") or 0
             return Memory(_number(stat, b"anon") or 0, _number(stat, b"shmem") or 0, kernel)
         # Absent where kernel memory is not accounted.
         kernel_usage = self._read(MEMORY, "memory.kmem.usage_in_bytes") or b"0"
+        sockets = self._read(MEMORY, "memory.kmem.tcp.usage_in_bytes") or b"0"
         rss, shmem = _number(stat, b"total_rss"), _number(stat, b"total_shmem")
-        return Memory(rss or 0, shmem or 0, int(kernel_usage))
+        kernel = int(kernel_usage) + int(sockets)
+        return Memory(rss or 0, shmem or 0, kernel, self._host_reclaimable())
+
+    def _host_reclaimable(self) -> int:
+        if "meminfo" not in self._descriptors:
+            self._descriptors["meminfo"] = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
+        return (
+            _number(os.pread(self._descriptors["meminfo"], 4096, 0), b"SReclaimable:") or 0
+        ) * 1024
 
     def cpu_seconds(self) -> float | None:
         if self.version == 2:
@@ -236,6 +260,9 @@ class Cgroup:
 
     @staticmethod
     def _limit_memory_v1(path: Path, memory_bytes: int) -> None:
+        with contextlib.suppress(FileNotFoundError):  # a kernel that does not account for them
+            # Buffers of TCP sockets are apart from all else, and not even counted without a limit.
+            write(f"{path}/memory.kmem.tcp.limit_in_bytes", str(memory_bytes))
         plain, with_swap = path / "memory.limit_in_bytes", path / "memory.memsw.limit_in_bytes"
         if not with_swap.exists():  # a kernel that does not account for swap
             write(str(plain), str(memory_bytes))

@@ -20,7 +20,7 @@ from sandbox_kernel.outputs.receipt import Exceeded
 from sandbox_kernel.policy.model import LIMITS, Policy
 from sandbox_kernel.relay.cells import RunningCell
 from sandbox_kernel.relay.settle import NOTHING_USED, Ending
-from sandbox_kernel.words import Action, Outcome, State, amount, count, duration
+from sandbox_kernel.words import Action, Outcome, State, amount, count, duration, size
 
 NOT_KEPT: Final = "what earlier cells changed after the last checkpoint"
 
@@ -64,7 +64,10 @@ def of_itself(watch: Watch) -> Ending:
     cell = watch.cell
     if cell.request.is_cell and cell.reply is None:
         return Ending(watch.usage(), error=ReplyLost(), outcome="error")
-    return Ending(watch.usage())
+    failed = cell.reply is not None and cell.reply.outline.failed
+    # The user's interrupt is what the wrapper knows; a cell can raise a KeyboardInterrupt of its own.
+    is_interrupted = failed and watch.interrupted_at is not None
+    return Ending(watch.usage(), outcome="interrupted" if is_interrupted else None)
 
 
 def kept(watch: Watch, policy: Policy) -> Ending:
@@ -108,11 +111,22 @@ def _over_limit(watch: Watch, policy: Policy, action: Action, fate: Fate) -> End
         not_restored=fate.not_restored,
         is_older=fate.is_older,
         why=_why_killed(watch),
+        note=_what_was_seen(watch.unseen_reason()),
         policy=policy.name,
         own=excess.limit in LIMITS and watch.limits.tightens(policy.limits, excess.limit),
     )
     exceeded = Exceeded(excess.limit, excess.allowed, excess.used, action)
     return Ending(watch.usage(), fate.state, error, error.outcome, exceeded, fate.not_restored)
+
+
+def _what_was_seen(unseen: int) -> str:
+    """Why the cell is held to have taken memory that none of its processes shows."""
+    if not unseen:
+        return ""
+    return (
+        f"None of its processes shows {size(unseen)} of that: shared memory and kernel memory of "
+        "this machine grew by so much while the cell ran, and nothing else that can be seen explains it"
+    )
 
 
 def _why_killed(watch: Watch) -> str:
@@ -133,6 +147,30 @@ def still_too_much(used: int, allowed: int, policy: Policy) -> str:
         "running was ended and the kernel went back to its last checkpoint, but that has not freed "
         "enough: files in /tmp, /dev/shm and the home directory are memory, too. Delete files or "
         "`del` variables; until then cells run, but are stopped if they take much more."
+    )
+
+
+def too_much_cpu(used: float, allowed: float | None, policy: Policy) -> str:
+    """Why what cells left running is stopped; ``allowed`` is ``None`` if the budget is used up."""
+    what = f"what earlier cells left running used {duration(used)} of CPU time with no cell"
+    if allowed is None:
+        return f"{what}, and the notebook's CPU budget is used up"
+    return f"{what}; policy `{policy.name}` allows {duration(allowed)} (limits.background.cpu)"
+
+
+def processes_ended(why: str) -> str:
+    """What is said when it was enough to end processes."""
+    return (
+        f"The processes that earlier cells had left running were ended: {why}. All variables are kept. "
+        "Start again what you need, and wait for it in the cell that starts it, or allow more."
+    )
+
+
+def returns_in_vain(times: int, how: str) -> str:
+    """Why a sandbox is given up, for which going back to a checkpoint is no help."""
+    return (
+        f"it had to be stopped {times} times with no cell in between, after it had gone back to a "
+        f"checkpoint too: something in the variables themselves, such as a timer, does it. Last: {how}"
     )
 
 
@@ -167,5 +205,5 @@ def sandbox_lost(fate: Fate) -> SandboxLost:
     return SandboxLost(
         f"The cell's process ended ({fate.how}). The kernel went back to {to}: "
         f"{what_became(fate.state, is_older=fate.is_older)}{lacking}.",
-        hint="Mend the cell and run it again.",
+        hint="Fix the cell and run it again.",
     )

@@ -18,11 +18,13 @@ from dataclasses import replace
 from typing import Final
 
 from sandbox_kernel.limits import endings
+from sandbox_kernel.limits.background import Background
 from sandbox_kernel.limits.budget import Spending
 from sandbox_kernel.limits.endings import Fate
 from sandbox_kernel.limits.ladder import Concluding, Ladder, Restored
 from sandbox_kernel.limits.line import Line, Waiting
-from sandbox_kernel.limits.own_memory import OWN_GROWTH_BYTES, OwnMemory
+from sandbox_kernel.limits.meter import Meter
+from sandbox_kernel.limits.proc import ticks_now
 from sandbox_kernel.limits.shortage import Shortage
 from sandbox_kernel.limits.watch import Excess, Watch
 from sandbox_kernel.policy.model import Limits, Policy
@@ -41,8 +43,9 @@ INSIST_SECONDS: Final = 1.0
 # A subshell that was asked for so long before a cell may get its thread while that runs.
 SUBSHELL_SECONDS: Final = 1.0
 SUBSHELLS_REMEMBERED: Final = 64
-# How often a message of the frontend's may be in memory: as it came, and on its way in.
-COPIES: Final = 2
+# So often a sandbox goes back with no cell in between, the last time to an older state. What ends it then
+# must be in the state itself (a timer, say), and goes with it.
+RETURNS: Final = 2
 
 
 class Enforcer:
@@ -57,7 +60,9 @@ class Enforcer:
         self._watches: dict[str, Watch] = {}
         ladder.finished = 0
         self._spending = Spending(policy.budget)
-        self._own_memory = OwnMemory()
+        self._background = Background(policy.limits.background_cpu_seconds)
+        # How often the sandbox went back since the last cell began, and with none running.
+        self._returns = 0
         self._shortage = Shortage(policy.limits.sandbox_memory_bytes, ladder.forget)
         # When subshells were asked for, by the monotonic clock.
         self._subshells: deque[float] = deque(maxlen=SUBSHELLS_REMEMBERED)
@@ -117,9 +122,14 @@ class Enforcer:
         cell, limits = waiting
         meter = self._ladder.meter()
         assert meter is not None
+        watch = Watch.begin(cell, limits, meter)
         if not self._watches:
-            self._own_memory.begin()
-        watch = self._watches[cell.request.msg_id] = Watch.begin(cell, limits, meter)
+            used = self._background.close(watch.meter.baseline.cpu_seconds)
+            self._spending.add_background(used)
+        if cell.request.is_cell:
+            self._background.renew()
+            self._returns = 0
+        self._watches[cell.request.msg_id] = watch
         if cell.request.is_cell and cell.request.lane_id is None:
             self._ended_beside = False  # a checkpoint is made before it
         watch.began_over = self._shortage.before_cell(watch.meter.baseline.memory_bytes)
@@ -220,10 +230,12 @@ class Enforcer:
     def went_back(self, restored: Restored) -> None:
         """The state is that of an earlier cell, because the user wanted it so."""
         self._ladder.finished = restored.label
+        self._background.went_back()
 
     def died(self, how: str) -> None:
         """The kernel process has ended by itself: go back to the state before the cell."""
-        self._how_it_died = how
+        # What it was stopped for says more than that it did not answer.
+        self._how_it_died = self._how_it_died or how
         meter = self._ladder.meter()
         for watch in self._watches.values():
             watch.fell_silent = watch.ending and not self._rolling_back
@@ -259,8 +271,6 @@ class Enforcer:
         self._timer = None
         if not self._ladder.ready:
             pass  # it is going back, or is not there: nothing can be done to it, nor need be
-        elif self._is_swamped:
-            self._hang_up()
         elif self._watches:
             for watch in list(self._watches.values()):
                 if not watch.ending:
@@ -268,24 +278,6 @@ class Enforcer:
         else:
             self._look_at_idle()
         self._schedule()
-
-    @property
-    def _is_swamped(self) -> bool:
-        """Whether the sandbox fills the wrapper. What the frontend has sent is not its doing."""
-        beyond = self._own_memory.growth_bytes - OWN_GROWTH_BYTES
-        return beyond > 0 and beyond > COPIES * self._concluding.held_bytes()
-
-    def _hang_up(self) -> None:
-        """Close the connections that swamp the wrapper; with them goes the kernel process."""
-        used = self._own_memory.growth_bytes
-        self._how_it_died = "what earlier cells left running sent more than the wrapper can hold"
-        for watch in self._watches.values():
-            if watch.excess is None:
-                allowed = watch.limits.output_bytes
-                watch.excess = Excess(
-                    "output", OWN_GROWTH_BYTES if allowed is None else allowed, used
-                )
-        self._roll_back()
 
     def _look(self, watch: Watch) -> None:
         """And see anew what it has found there, if that is known only now."""
@@ -310,6 +302,17 @@ class Enforcer:
         if meter is None:
             return
         meter.look_ahead()
+        self._background.note_memory(meter.idle_bytes())
+        self._spending.add_background(self._background.look(meter))
+        over_budget = self._spending.excess() is not None
+        match self._background.step(meter, over_budget=over_budget):
+            case "end processes":
+                self._end_processes(meter, over_budget=over_budget)
+                return
+            case "roll back":
+                self._how_it_died = self._too_much_cpu(over_budget=over_budget)
+                self._roll_back()
+                return
         allowed = self._policy.limits.sandbox_memory_bytes
         # Whether the last step was enough is not known by older words.
         if allowed is None or not meter.covers(self._decided_at):
@@ -321,14 +324,37 @@ class Enforcer:
                 self._how_it_died = "what earlier cells left running took too much memory"
                 self._roll_back()
             case "tell":
-                self._concluding.notice(endings.still_too_much(used, allowed, self._policy))
+                told = endings.still_too_much(used, allowed, self._policy)
+                self._concluding.notice(told, "memory_not_freed")
+
+    def _end_processes(self, meter: Meter, *, over_budget: bool) -> None:
+        """End those that cells have left, and keep the kernel process. If it does not answer, it goes
+        back."""
+        why = self._how_it_died = self._too_much_cpu(over_budget=over_budget)
+
+        def ended(_: int) -> None:
+            self._how_it_died = ""
+            self._concluding.notice(endings.processes_ended(why), "background_stopped")
+
+        # Not those that a cell starts which comes now.
+        self._ladder.sweep(0, ended, ticks_now())
+
+    def _too_much_cpu(self, *, over_budget: bool) -> str:
+        allowed = self._policy.limits.background_cpu_seconds
+        return endings.too_much_cpu(
+            self._background.used_seconds, None if over_budget else allowed, self._policy
+        )
 
     def _excess(self, watch: Watch) -> Excess | None:
         return (
             self._memory_excess(watch)
             or watch.time_excess()
             or watch.processes_excess()
-            or self._spending.excess(watch.clock.seconds, watch.reading.cpu_seconds)
+            or watch.pipes_excess()
+            or watch.terminals_excess()
+            or self._spending.excess(
+                watch.clock.seconds, watch.reading.cpu_seconds + watch.reading.background_seconds
+            )
         )
 
     def _memory_excess(self, watch: Watch, *, ended: bool = False) -> Excess | None:
@@ -362,7 +388,16 @@ class Enforcer:
             self._look(watch)
             watch.clock.pause()
         # Not to a later state: a cell may have ended before it was killed, and is said to be undone.
-        self._ladder.roll_back(self._ladder.finished, self._restored)
+        to = self._ladder.finished
+        # A cell, or a question that exceeds its limit, is the cause itself; else the state may be.
+        if not any(watch.cell.request.is_cell or watch.excess for watch in self._watches.values()):
+            self._returns += 1
+            if self._returns > RETURNS:
+                self._ladder.replace(endings.returns_in_vain(self._returns, self._how_it_died))
+                return
+            if self._returns == RETURNS:
+                to -= 1
+        self._ladder.roll_back(to, self._restored)
 
     def _restored(self, restored: Restored | None) -> None:
         self._rolling_back = False
@@ -372,9 +407,13 @@ class Enforcer:
         how = self._how_it_died or "another cell, which ran beside it, had to be stopped"
         fate = Fate.after(restored, self._ladder.finished, how, insisted=self._insisted)
         self._how_it_died, self._insisted = "", False
+        self._background.went_back()
+        if restored is None:
+            self._returns = 0  # the state that was the cause is gone
         self._ladder.finished = 0 if restored is None else restored.label
         if not self._watches:
-            self._concluding.notice(str(endings.between_cells(fate)))
+            event = "state_lost" if restored is None else "rollback"
+            self._concluding.notice(str(endings.between_cells(fate)), event)
         never_begun = self._line.leave_all()
         for watch in list(self._watches.values()):
             self._conclude(watch, endings.ended(watch, self._policy, fate))
@@ -406,7 +445,7 @@ class Enforcer:
     def _conclude(self, watch: Watch, ending: Ending) -> None:
         del self._watches[watch.cell.request.msg_id]
         if not self._watches:
-            self._own_memory.begin()
+            self._end_billing(watch, ending)
             self._schedule()
         self._shortage.renew()
         if ending.state == "kept":
@@ -414,5 +453,22 @@ class Enforcer:
             self._ended_beside |= watch.cell.request.is_cell
         self._ended_beside &= self._keeps_from_checkpoint()
         self._spending.add(ending.usage)
+        request = watch.cell.request
+        if not request.is_cell:
+            self._background.add_callback(ending.usage.cpu_seconds)
+        elif not request.silent and (told := self._background.tell()) is not None:
+            ending = replace(ending, usage=replace(ending.usage, background=told))
         self._concluding.conclude(watch.cell, ending)
         self._call_up()
+
+    def _end_billing(self, watch: Watch, ending: Ending) -> None:
+        """The last of what ran is over: what is used from now on is not its own."""
+        beside = watch.meter.background_seconds
+        if beside:
+            self._background.add_beside(beside)
+            self._spending.add_background(beside)
+        meter = self._ladder.meter()
+        if meter is None or ending.state != "kept":
+            self._background.went_back()
+        else:
+            self._background.after_cell(meter)

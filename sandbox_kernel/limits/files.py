@@ -18,8 +18,8 @@ def read(path: str) -> bytes:
         os.close(descriptor)
 
 
-def stat_fields(pid: int) -> list[bytes]:
-    """``/proc/PID/stat`` from the state on; raises ``OSError``.
+def stat_fields(pid: int | str) -> list[bytes]:
+    """``/proc/PID/stat`` (of a thread ``PID/task/TID``) from the state on; raises ``OSError``.
 
     Before it is the name, raw and chosen by the process: parentheses, line breaks and all.
     """

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sandbox_kernel.limits.account import Account
+from sandbox_kernel.limits.at_work import WORKING_SHARE, AtWork, Beside
 from sandbox_kernel.limits.cgroup import Memory
 from sandbox_kernel.limits.growth import (
     Processes,
@@ -37,6 +38,7 @@ from sandbox_kernel.limits.proc import (
     ticks_now,
 )
 from sandbox_kernel.limits.reading import Baseline, Reading, Snapshot
+from sandbox_kernel.limits.surroundings import Surroundings, Unseen
 from sandbox_kernel.limits.tree import Tree, TreeMemory
 
 __all__ = ["Baseline", "CellMeter", "Meter", "Reading", "host_virtual_memory", "process_tree"]
@@ -72,6 +74,10 @@ class Meter:
         self._is_late = account is not None and account.as_of is not None
         self._tree = Tree(self._root)
         self._tree_memory = TreeMemory()
+        # What nobody can attribute to it, where no account has it. And when it had last run, by CPU time.
+        watches = root_pid is not None and not self._has_memory
+        self._unseen = Unseen(Surroundings()) if watches else None
+        self._ran_seconds = 0.0
         self._leaders: Leaders | None = None
         self._kernel_parent = 0
         self._cpu_seconds = 0.0
@@ -79,6 +85,9 @@ class Meter:
         # When a cell was last looked at, by the monotonic clock.
         self._busy_at = 0.0
         self._last_answer: tuple[float, float] | None = None
+        self._at_work = AtWork()
+        # The CPU time at the last look between cells, and when that was.
+        self._idle_look: tuple[float, float] | None = None
 
     @property
     def source(self) -> str:
@@ -96,7 +105,58 @@ class Meter:
 
     def memory_bytes(self, limit: int | None = None) -> int:
         """The whole sandbox's. Without a cgroup it is an upper bound up to ``limit``: that is cheap."""
-        return self._exact(self._snapshot(), limit).total
+        now = self._snapshot()
+        return self._exact(now, limit).total + self._look_around(now)
+
+    def _look_around(self, now: Snapshot) -> int:
+        """What the sandbox holds that is not in ``now``."""
+        if self._unseen is None:
+            return 0
+        cpu_seconds = self._read_cpu()
+        ran, self._ran_seconds = cpu_seconds > self._ran_seconds, cpu_seconds
+        return self._unseen.look(now.memory.shmem + now.memory.kernel, now.anon, ran=ran)
+
+    # -- between cells -----------------------------------------------------------------------------
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the whole sandbox since its start, as of the last reading."""
+        return self._cpu_seconds
+
+    @property
+    def is_late(self) -> bool:
+        """Whether readings are of some time before."""
+        return self._is_late
+
+    def cpu_seconds_now(self) -> float:
+        """The same as of now; and see who is at work, if somebody is."""
+        if not self._has_cpu and not self._has_memory:
+            self._tree.look()
+        now, cpu_seconds = time.monotonic(), self._read_cpu()
+        then, cpu_then = self._idle_look or (now, cpu_seconds)
+        self._idle_look = (now, cpu_seconds)
+        if cpu_seconds - cpu_then <= WORKING_SHARE * (now - then):
+            self._at_work.rest()
+        elif (pids := self._pids()) is not None:
+            pid, kernel = self._find_kernel(self._snapshot(scan=False))
+            # Under a second kernel all is one process.
+            if kernel is not None:
+                self._at_work.look(pids, pid)
+        return cpu_seconds
+
+    def idle_bytes(self) -> int:
+        """The whole sandbox's memory, by an estimate that does not grow with a checkpoint."""
+        return self._snapshot(scan=False).estimate_bytes
+
+    def processes_at_work(self) -> bool | None:
+        """Whether processes that cells left are; ``None`` where that cannot be seen."""
+        return self._at_work.has_process
+
+    def _pids(self) -> list[int] | None:
+        if self._account is not None:
+            pids = self._account.pids()
+            return None if pids is None else pids[:MAX_PROCESSES]
+        return list(self._tree.look())
 
     # -- a cell ------------------------------------------------------------------------------------
 
@@ -109,6 +169,11 @@ class Meter:
         """On the way of every cell, so it leaves out what is costly."""
         ahead = self._ahead
         return ahead if ahead is not None and self._is_at_rest() else self._baseline()
+
+    def beside(self) -> Beside | None:
+        """Who is at work though no cell runs, and goes on beside the one that begins."""
+        workers = self._at_work.workers
+        return Beside(workers) if workers else None
 
     def covers(self, moment: float) -> bool:
         """Whether what is read now has been so since ``moment``; else it is older than that."""
@@ -132,7 +197,12 @@ class Meter:
         if kernel is not None and reset_highest(pid):
             kernel = kernel._replace(highest=kernel.resident)
         threads = frozenset() if kernel is None else thread_ids(pid)
-        return Baseline(ticks, self._read_cpu(), snapshot, pid, kernel, threads)
+        unseen = self._look_around(snapshot)
+        pipes = self._count_pipes(snapshot)
+        terminals = self._count_terminals()
+        return Baseline(
+            ticks, self._read_cpu(), snapshot, pid, kernel, threads, unseen, pipes, terminals
+        )
 
     def read(self, baseline: Baseline, memory_limit: int | None = None) -> Reading:
         """What was used since ``baseline``; on ``memory_limit`` see ``memory_bytes``."""
@@ -147,16 +217,33 @@ class Meter:
             threads = len(thread_ids(pid) - baseline.kernel_threads)
             if pid == baseline.kernel_pid:
                 peak = max(growth, highest_growth(baseline.kernel, kernel))
+        unseen = self._look_around(now)
         return Reading(
             cpu_seconds=self._read_cpu() - baseline.cpu_seconds,
-            memory_bytes=self._exact(now, memory_limit).total,
+            memory_bytes=self._exact(now, memory_limit).total + unseen,
             growth_bytes=growth,
             growth_peak=peak,
             processes=1 + processes.added,
             tasks=self._tasks(now),
             kernel_threads_added=threads,
             complete=now.complete,
+            unseen_bytes=max(0, unseen - baseline.unseen_bytes),
+            pipes=self._count_pipes(now),
+            terminals=self._count_terminals(),
         )
+
+    def _count_terminals(self) -> int:
+        if self._leaders is None or self._leaders.supervisor is None:
+            return 0
+        try:
+            # One entry is the file that makes others.
+            return len(os.listdir(f"/proc/{self._leaders.supervisor}/root/dev/pts")) - 1  # noqa: PTH208
+        except OSError:
+            return 0  # it has ended, or has none
+
+    def _count_pipes(self, now: Snapshot) -> int:
+        """Linux counts them per user, and root's sandboxes each have a user of their own."""
+        return 0 if os.geteuid() == 0 else self._tree_memory.count_pipes(now.anon)
 
     def _growth(
         self, baseline: Baseline, now: Snapshot, processes: Processes, kernel: Status | None
@@ -164,15 +251,17 @@ class Meter:
         before = baseline.snapshot.memory
         heritage = heritage_bytes(baseline, kernel)
         gained = gained_bytes(baseline, now, processes, heritage)
-        shmem = now.memory.shmem - before.shmem
+        # Files in memory; buffers of sockets and pipes, page tables: of these a cell that frees what it
+        # finds there has no more to spend.
+        shared = now.memory.shmem - before.shmem + now.memory.kernel_gained(before)
         if self._has_memory:
             total = now.memory.anon - before.anon
             if now.complete:
                 # Forks have gained nothing at least and all they have at most.
                 total = min(total, gained + sum(now.anon[pid] for pid in processes.forked))
-            return shmem + max(gained, total)
+            return shared + max(gained, total)
         forked = {pid: now.statuses[pid] for pid in processes.forked}
-        return shmem + gained + self._tree_memory.forked_bytes(forked, heritage)
+        return shared + gained + self._tree_memory.forked_bytes(forked, heritage)
 
     # -- its parts ---------------------------------------------------------------------------------
 
@@ -264,7 +353,10 @@ class CellMeter:
         # A baseline without all that the last cell did would blame this one for it.
         self._has_baseline = meter.covers_last_cell
         self.baseline = meter.begin()
+        self._beside = meter.beside()
         self.cpu_seconds = 0.0
+        # Of what earlier cells have left at work.
+        self.background_seconds = 0.0
         # Of the sandbox, now.
         self.memory_bytes = 0
         # By how much the cell has made the sandbox grow: now, and at most.
@@ -286,6 +378,10 @@ class CellMeter:
             # Still, what it has started by now is its own.
             self.baseline = replace(self._meter.begin(), ticks=self.baseline.ticks)
         reading = self._meter.read(self.baseline, self._memory_limit)
+        if self._beside is not None:
+            self.background_seconds = min(self._beside.seconds(), reading.cpu_seconds)
+            own = reading.cpu_seconds - self.background_seconds
+            reading = replace(reading, cpu_seconds=own, background_seconds=self.background_seconds)
         self.cpu_seconds = reading.cpu_seconds
         if reading.tasks:  # else the sandbox has ended: what it used last is what counts
             self.memory_bytes = reading.memory_bytes

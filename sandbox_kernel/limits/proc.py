@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from sandbox_kernel.limits.aside import ASIDE
 from sandbox_kernel.limits.files import read, stat_fields, write
 
 TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
@@ -24,10 +25,13 @@ _BLOCK_BYTES: Final = 512  # of st_blocks, on every file system
 # How much of a tree is looked at in one walk; a cell decides how large the tree is.
 MAX_PROCESSES: Final = 512
 MAX_THREADS: Final = 4096
-_MAX_DESCRIPTORS: Final = 4096
 # What `inner/processes.py` calls a process that sleeps until it takes the kernel's place.
 _CHECKPOINT: Final = b"checkpoint"
 _FORKED_NO_EXEC: Final = 0x40  # PF_FORKNOEXEC
+# How long what needs the lock on a process's memory is waited for: see `aside`. A share is read in 11 ms per
+# GiB; a reset takes no time at all unless somebody has that lock.
+_ROLLUP_SECONDS: Final = 0.4
+_RESET_SECONDS: Final = 0.05
 
 
 class Stat(NamedTuple):
@@ -39,6 +43,7 @@ class Stat(NamedTuple):
     waited_ticks: int
     threads: int
     start: int
+    running: bool = False
 
     @property
     def forked(self) -> bool:
@@ -74,13 +79,22 @@ def ticks_now() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_SECOND)
 
 
-def read_stat(pid: int) -> Stat | None:
+def read_stat(pid: int | str) -> Stat | None:
+    """Of a process, or of a thread as ``PID/task/TID``."""
     try:
         fields = stat_fields(pid)
     except OSError:
         return None
     own, waited = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
-    return Stat(int(fields[1]), int(fields[6]), own, waited, int(fields[17]), int(fields[19]))
+    return Stat(
+        parent=int(fields[1]),
+        flags=int(fields[6]),
+        own_ticks=own,
+        waited_ticks=waited,
+        threads=int(fields[17]),
+        start=int(fields[19]),
+        running=fields[0] == b"R",
+    )
 
 
 def thread_ids(pid: int) -> frozenset[str]:
@@ -124,15 +138,21 @@ def read_status(pid: int) -> Status | None:
 
 
 def read_rollup(pid: int) -> Rollup | None:
-    """``None`` also where it may not be read: another user's process, say."""
-    try:
-        data = read(f"/proc/{pid}/smaps_rollup")
-    except OSError:
+    """``None`` also where it may not be read: another user's process, say, or one that holds it up."""
+    data = ASIDE.ask(lambda: _read_if_there(f"/proc/{pid}/smaps_rollup"), _ROLLUP_SECONDS)
+    if data is None:
         return None
     shmem = _kibibytes(data, b"Pss_Shmem")
     # Private pages that are dirty are anonymous, or shared memory that nobody else maps.
     private = max(0, _kibibytes(data, b"Private_Dirty") - shmem)
     return Rollup(_kibibytes(data, b"Pss_Anon") + _kibibytes(data, b"SwapPss"), shmem, private)
+
+
+def _read_if_there(path: str) -> bytes | None:
+    try:
+        return read(path)
+    except OSError:
+        return None
 
 
 def _field(data: bytes, name: bytes) -> bytes:
@@ -149,11 +169,19 @@ def _kibibytes(data: bytes, name: bytes) -> int:
 
 
 def reset_highest(pid: int) -> bool:
-    """Let the process's highest resident size (``VmHWM``) count from now; whether it does."""
+    """Let the process's highest resident size (``VmHWM``) count from now; whether it does.
+
+    It does not if the process is gone, is not ours to reset (not dumpable) or holds us up: then an old
+    peak hides lower new ones.
+    """
+    return bool(ASIDE.ask(lambda: _write_if_there(f"/proc/{pid}/clear_refs", "5"), _RESET_SECONDS))
+
+
+def _write_if_there(path: str, text: str) -> bool:
     try:
-        write(f"/proc/{pid}/clear_refs", "5")
+        write(path, text)
     except OSError:
-        return False  # gone, or not ours to reset (not dumpable): an old peak hides lower new ones
+        return False
     return True
 
 
@@ -226,22 +254,36 @@ def is_checkpoint(status: Status) -> bool:
     return status.name == _CHECKPOINT and status.threads == 1
 
 
-def memfd_bytes(pids: Iterable[int]) -> int:
-    """Memory of files without a name (``memfd_create``) that these processes hold open."""
-    sizes: dict[int, int] = {}
-    left = _MAX_DESCRIPTORS
-    for pid in pids:
+class OpenFiles(NamedTuple):
+    """What a process has open that is memory: files without a name (``memfd_create``) and pipes.
+
+    By inode, because processes share them: the size of each file, and which pipes.
+    """
+
+    memfds: dict[int, int]
+    pipes: frozenset[str]
+
+
+NO_FILES: Final = OpenFiles({}, frozenset())
+
+
+def open_files(pid: int) -> OpenFiles:
+    """All of them: the limit of descriptors (``inner.shares``) bounds the work."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return NO_FILES  # ended, or one that hides its descriptors (not dumpable)
+    memfds: dict[int, int] = {}
+    pipes = set()
+    for name in names:
+        path = f"/proc/{pid}/fd/{name}"
         try:
-            names = os.listdir(f"/proc/{pid}/fd")
+            target = os.readlink(path)
+            if target.startswith("/memfd:"):
+                file = os.stat(path)
+                memfds[file.st_ino] = file.st_blocks * _BLOCK_BYTES
+            elif target.startswith("pipe:"):
+                pipes.add(target)
         except OSError:
-            continue  # ended, or one that hides its descriptors (not dumpable)
-        for name in names[:left]:
-            path = f"/proc/{pid}/fd/{name}"
-            try:
-                if os.readlink(path).startswith("/memfd:"):
-                    file = os.stat(path)
-                    sizes[file.st_ino] = file.st_blocks * _BLOCK_BYTES
-            except OSError:
-                continue  # closed while we looked
-        left -= min(left, len(names))
-    return sum(sizes.values())
+            continue  # closed while we looked
+    return OpenFiles(memfds, frozenset(pipes))

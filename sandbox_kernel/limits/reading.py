@@ -21,6 +21,12 @@ class Snapshot(NamedTuple):
     statuses: dict[int, Status]
     complete: bool
 
+    @property
+    def estimate_bytes(self) -> int:
+        """The whole sandbox. From ``/proc`` an estimate: checkpoints share all they have."""
+        checkpoints = filter(is_checkpoint, self.statuses.values())
+        return self.memory.total - sum(status.anon for status in checkpoints)
+
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
@@ -32,13 +38,14 @@ class Baseline:
     kernel_pid: int
     kernel: Status | None
     kernel_threads: frozenset[str] = frozenset()
+    unseen_bytes: int = 0
+    pipes: int = 0
+    terminals: int = 0
 
     @property
     def memory_bytes(self) -> int:
-        """The whole sandbox. From ``/proc`` an estimate: checkpoints share all they have."""
-        memory = self.snapshot.memory
-        checkpoints = filter(is_checkpoint, self.snapshot.statuses.values())
-        return memory.total - sum(status.anon for status in checkpoints)
+        """The whole sandbox, by an estimate."""
+        return self.snapshot.estimate_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Reading:
     """What a cell has used since its baseline, and the sandbox now.
 
     ``cpu_seconds``           since the baseline, children included
+    ``background_seconds``    not in it: that of what earlier cells have left at work
     ``memory_bytes``          the whole sandbox; page cache does not count
     ``growth_bytes``          what the cell has added to it; may be negative
     ``growth_peak``           the most that is known of it, between readings too
@@ -54,6 +62,10 @@ class Reading:
     ``kernel_threads_added``  threads of the kernel process that were not there at the baseline
     ``complete``              false if there were too many processes to look at all of them: then
                               numbers are at least this, and growth may include copies
+    ``unseen_bytes``          memory that grew around the sandbox and that nothing else explains; not in
+                              the others
+    ``pipes``                 of the whole sandbox; 0 where nobody else's count is at stake
+    ``terminals``             of the whole sandbox, where they can be seen
     """
 
     cpu_seconds: float
@@ -64,3 +76,7 @@ class Reading:
     tasks: int
     kernel_threads_added: int
     complete: bool
+    unseen_bytes: int = 0
+    pipes: int = 0
+    terminals: int = 0
+    background_seconds: float = 0.0

@@ -22,6 +22,10 @@ TICK_SHARE: Final = 0.05
 FILLING_SHARE: Final = 0.5
 SHORTEST_TICK_SECONDS: Final = 0.002
 NOTHING_READ: Final = Reading(0.0, 0, 0, 0, 1, 1, 0, complete=True)
+# Linux counts pipes per user, and those that the user makes beyond 1,024 are smaller: a sandbox has half.
+MOST_PIPES: Final = 512
+# The machine has 3,072 for all sandboxes, and `!command` needs one.
+MOST_TERMINALS: Final = 256
 # Beyond this much over its limit, memory is taken away without grace: the host's own is at stake.
 MEMORY_WITHOUT_GRACE: Final = 1.5
 
@@ -86,7 +90,11 @@ class Watch:
         self.full_at = self.looked_at + min(
             _until_full(allowed, used, (used - used_before) / seconds)
             for allowed, used, used_before in (
-                (self.limits.memory_bytes, self.reading.growth_bytes, before.growth_bytes),
+                (
+                    self.limits.memory_bytes,
+                    self._taken,
+                    max(0, before.growth_bytes) + before.unseen_bytes,
+                ),
                 (self._sandbox_ceiling, self.reading.memory_bytes, before.memory_bytes),
             )
         )
@@ -147,7 +155,31 @@ class Watch:
         return allowed
 
     def memory_excess(self) -> Excess | None:
-        return _beyond("memory", self.limits.memory_bytes, self.reading.growth_bytes)
+        return _beyond("memory", self.limits.memory_bytes, self._taken)
+
+    def pipes_excess(self) -> Excess | None:
+        """Of one that makes them. One that finds too many may be there to close some."""
+        if self.reading.pipes <= self.meter.baseline.pipes:
+            return None
+        return _beyond("pipes", MOST_PIPES, self.reading.pipes)
+
+    def terminals_excess(self) -> Excess | None:
+        """The same of terminals."""
+        if self.reading.terminals <= self.meter.baseline.terminals:
+            return None
+        return _beyond("terminals", MOST_TERMINALS, self.reading.terminals)
+
+    @property
+    def _taken(self) -> int:
+        """What the cell has added, seen and unseen."""
+        return max(0, self.reading.growth_bytes) + self.reading.unseen_bytes
+
+    def unseen_reason(self) -> int:
+        """How much that no process shows is why it has reached a memory limit; 0 if it is not."""
+        excess, unseen = self.excess, self.reading.unseen_bytes
+        if excess is None or excess.limit not in ("memory", "sandbox_memory"):
+            return 0
+        return unseen if excess.used - unseen <= excess.allowed else 0
 
     def output_excess(self) -> Excess | None:
         limits, cell = self.limits, self.cell
@@ -160,7 +192,7 @@ class Watch:
     @property
     def dangerous(self) -> bool:
         """Whether it has so much memory that it must be stopped without grace."""
-        allowed, used = self.limits.memory_bytes, self.reading.growth_bytes
+        allowed, used = self.limits.memory_bytes, self._taken
         far_beyond = allowed is not None and used > allowed * MEMORY_WITHOUT_GRACE
         return far_beyond or self.sandbox_memory_excess() is not None
 

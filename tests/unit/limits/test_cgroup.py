@@ -341,3 +341,13 @@ def test_what_dead_wrappers_left_is_removed(tmp_path: Path) -> None:
 
 def test_without_a_place_none_is_made(tmp_path: Path) -> None:
     assert Cgroup.create(about(tmp_path, "0::/\n", "/ / rw - ext4 /dev/vda rw")) is None
+
+
+def test_kernel_memory_that_the_host_can_reclaim_is_not_the_cells() -> None:
+    before = Memory(anon=0, shmem=0, kernel=100, host_reclaimable=1000)
+    assert before._replace(kernel=150).kernel_gained(before) == 50
+    # A cell that reads files: the host's kernel remembers them, and can forget them.
+    assert before._replace(kernel=150, host_reclaimable=1040).kernel_gained(before) == 10
+    # The host reclaims memory meanwhile, or the cell gives some back.
+    assert before._replace(kernel=150, host_reclaimable=0).kernel_gained(before) == 50
+    assert before._replace(kernel=50).kernel_gained(before) == 0

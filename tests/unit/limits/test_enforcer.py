@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from sandbox_kernel.errors import CellLimitExceeded
 from sandbox_kernel.limits.cgroup import Memory
 from sandbox_kernel.limits.endings import NOT_KEPT
 from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.limits.ladder import Restored
 from sandbox_kernel.limits.meter import Meter
-from sandbox_kernel.limits.own_memory import OwnMemory
 from sandbox_kernel.limits.proc import Status
 from sandbox_kernel.limits.reading import Baseline, Reading, Snapshot
 from sandbox_kernel.limits.watch import NOTHING_READ
@@ -44,14 +44,20 @@ class World:
     done: list[str] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     sweeps: list[Callable[[int], None]] = field(default_factory=list)
     restored: Callable[[Restored | None], None] | None = None
     timer: Timer = field(default_factory=lambda: Timer(lambda: None))
     source: str = "none"
     ready: bool = True
-    held: int = 0
     # The moment that readings are of: now, unless they come late.
     heard_at: float = math.inf
+    # Of the sandbox, and who uses it between cells.
+    cpu_seconds: float = 0.0
+    processes_at_work: bool | None = None
+    replaced_because: str = ""
+    metering: Meter | None = None
+    went_to: list[int] = field(default_factory=list)
 
     # -- the loop --
 
@@ -72,7 +78,7 @@ class World:
 
     def begin(self) -> Baseline:
         snapshot = Snapshot(Memory(self.memory_bytes, 0, 0), {}, {}, {}, complete=True)
-        return Baseline(0, 0.0, snapshot, 2, KERNEL)
+        return Baseline(0, self.cpu_seconds, snapshot, 2, KERNEL)
 
     def read(self, baseline: Baseline, memory_limit: int | None) -> Reading:
         return replace(self.reading, memory_bytes=self.memory_bytes)
@@ -80,12 +86,18 @@ class World:
     def look_ahead(self) -> None:
         pass
 
+    def replace(self, how: str) -> None:
+        self.done.append("replace")
+        self.replaced_because = how
+
     def oom_kills(self) -> int:
         return 0
 
     # -- the ladder --
 
     def meter(self) -> Meter:
+        if self.metering is not None:
+            return self.metering
         world = self
 
         class Metering:
@@ -101,7 +113,23 @@ class World:
             def memory_bytes(self, limit: int | None) -> int:
                 return world.memory_bytes
 
-        return cast(Meter, Metering())
+            is_late = property(lambda _: world.heard_at < math.inf)
+            cpu_seconds = property(lambda _: world.cpu_seconds)
+
+            def cpu_seconds_now(self) -> float:
+                return world.cpu_seconds
+
+            def idle_bytes(self) -> int:
+                return world.memory_bytes
+
+            def processes_at_work(self) -> bool | None:
+                return world.processes_at_work
+
+            def beside(self) -> None:
+                return None
+
+        self.metering = cast(Meter, Metering())
+        return self.metering
 
     def interrupt(self) -> None:
         self.done.append("interrupt")
@@ -109,12 +137,15 @@ class World:
     def forget(self) -> None:
         self.done.append("forget")
 
-    def sweep(self, since_ticks: int, done: Callable[[int], None]) -> None:
+    def sweep(
+        self, since_ticks: int, done: Callable[[int], None], before_ticks: int | None = None
+    ) -> None:
         self.done.append("sweep")
         self.sweeps.append(done)
 
-    def roll_back(self, to: object, done: Callable[[Restored | None], None]) -> None:
+    def roll_back(self, to: int, done: Callable[[Restored | None], None]) -> None:
         self.done.append("roll back")
+        self.went_to.append(to)
         self.restored, self.ready = done, False
 
     # -- who is told --
@@ -122,11 +153,9 @@ class World:
     def conclude(self, cell: RunningCell, ending: Ending) -> None:
         self.endings.append(ending)
 
-    def notice(self, text: str) -> None:
+    def notice(self, text: str, event: str) -> None:
         self.notices.append(text)
-
-    def held_bytes(self) -> int:
-        return self.held
+        self.events.append(event)
 
     # -- what a test does --
 
@@ -170,9 +199,11 @@ def begin(
     serial: int = 1,
     msg_type: str = "execute_request",
     lane: str | None = None,
+    *,
+    silent: bool = False,
 ) -> RunningCell:
     header = {"msg_id": str(serial), "msg_type": msg_type, "subshell_id": lane}
-    frames = (b"{}", b"{}", b"{}", encode_object({"code": "1"}))
+    frames = (b"{}", b"{}", b"{}", encode_object({"code": "1", "silent": silent}))
     cell = RunningCell(Request("shell", Message((), header, {}, Outline(), frames)), serial=serial)
     cell.reply = cell.request.message  # whatever it says
     enforcer.begin(cell, enforcer._policy.limits)
@@ -237,6 +268,7 @@ def test_a_sandbox_that_going_back_does_not_help_is_left_as_it_is_and_the_user_t
             world.go_back()
     assert world.done == ["forget", "roll back"]
     went_back, still = world.notices
+    assert world.events == ["rollback", "memory_not_freed"]
     assert "between two cells" in went_back
     assert "policy `default` allows 1 GiB" in still
     assert "/tmp" in still
@@ -312,49 +344,6 @@ def test_a_sandbox_that_is_going_back_already_is_left_alone(
     world.memory_bytes, world.ready = ALLOWED + 10 * MIB, False
     for _ in range(3):
         world.tick()
-    assert world.done == []
-
-
-# -- memory of the wrapper -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def swamp(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have the wrapper grow."""
-
-    def grow(size: int) -> None:
-        monkeypatch.setattr(OwnMemory, "growth_bytes", size)
-
-    return grow
-
-
-def test_a_cell_that_fills_the_wrapper_is_killed(
-    world: World, enforcer: Enforcer, swamp: Callable[[int], None]
-) -> None:
-    begin(enforcer)
-    swamp(150 * MIB)
-    world.tick()
-    assert world.done == ["roll back"]
-    world.go_back()
-    assert "150 MiB of output" in world.said
-
-
-def test_what_the_frontend_has_sent_is_not_the_cells(
-    world: World, enforcer: Enforcer, swamp: Callable[[int], None]
-) -> None:
-    begin(enforcer)
-    world.held = 150 * MIB
-    swamp(300 * MIB)
-    world.tick()
-    assert world.done == []
-
-
-def test_nothing_hangs_up_on_a_sandbox_that_is_not_there(
-    world: World, enforcer: Enforcer, swamp: Callable[[int], None]
-) -> None:
-    world.ready = False
-    swamp(300 * MIB)
-    world.tick()
     assert world.done == []
 
 
@@ -443,7 +432,7 @@ def test_a_cell_behind_a_callback_that_hangs_does_not_answer_for_it(
     world.pass_time(4.5)
     enforcer.over(cell)
     told, untold = world.endings
-    assert "ran for more than 5 s" in str(told.error)
+    assert "stopped at the 5 s limit" in str(told.error)
     assert untold.error is None
 
 
@@ -584,7 +573,7 @@ def test_a_death_between_cells_is_not_blamed_on_a_cell(world: World, enforcer: E
     assert "between two cells (killed by SIGKILL)" in said
     assert "all variables are kept (not restored: 2 threads)" in said
     assert "this cell" not in said
-    assert "Mend" not in said
+    assert "Fix" not in said
 
 
 def test_after_a_loss_between_cells_nothing_is_said_to_be_missing_from_the_new_sandbox(
@@ -608,3 +597,153 @@ def test_a_cell_without_a_reply_is_not_said_to_have_gone_well(
     enforcer.over(cell)
     assert "has sent no reply" in world.said
     assert (world.endings[0].outcome, world.endings[0].state) == ("error", "kept")
+
+
+# -- what cells leave running ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def background(world: World) -> Enforcer:
+    """An enforcer whose policy allows 10 s of CPU time between cells."""
+    limits = replace(POLICY.limits, background_cpu_seconds=10.0)
+    around: Any = world
+    budget = replace(POLICY.budget, cpu_seconds=60.0)
+    policy = replace(POLICY, limits=limits, budget=budget)
+    enforcer = Enforcer(cast(Loop, around), policy, around, around)
+    enforcer.watch_idle()
+    world.tick()
+    return enforcer
+
+
+def spin(world: World, seconds: float) -> None:
+    """Something uses one processor while no cell runs."""
+    end = world.seconds + seconds
+    while world.due < end and world.ready:
+        world.cpu_seconds += world.due - world.seconds
+        world.tick()
+
+
+def test_processes_that_spin_are_ended_and_the_user_told(
+    world: World, background: Enforcer
+) -> None:
+    spin(world, 9)
+    assert world.done == []
+    spin(world, 3)
+    assert world.done == ["sweep"]
+    world.sweeps.pop()(0)
+    world.pass_time(60)
+    assert world.done == ["sweep"]
+    assert "limits.background.cpu" in world.notices[-1]
+    assert "All variables are kept" in world.notices[-1]
+
+
+def test_when_the_budget_is_used_up_what_helps_is_the_last_step(
+    world: World, background: Enforcer
+) -> None:
+    background._spending.add_background(60.0)
+    spin(world, 1.6)
+    assert world.done == ["sweep"]
+    world.sweeps.pop()(0)
+    world.pass_time(60)
+    assert world.done == ["sweep"]
+    assert "budget" in world.notices[-1]
+
+
+def test_threads_that_spin_end_with_a_rollback(world: World, background: Enforcer) -> None:
+    world.processes_at_work = False
+    spin(world, 12)
+    assert world.done == ["roll back"]
+    world.go_back("1 thread")
+    world.pass_time(60)
+    assert world.done == ["roll back"]
+    assert "limits.background.cpu" in world.notices[-1]
+
+
+def test_what_spins_after_every_step_ends_with_the_sandbox(
+    world: World, background: Enforcer
+) -> None:
+    for _ in range(6):
+        spin(world, 12)
+        if world.sweeps:
+            world.sweeps.pop()(0)
+        elif world.done[-1] == "roll back":
+            world.go_back()
+        else:
+            background.lost(world.replaced_because)
+            break
+    assert world.done == ["sweep", "roll back", "roll back", "replace"]
+    assert "3 times" in world.notices[-1]
+    assert "variables of this notebook are gone" in world.notices[-1]
+    assert world.events == ["background_stopped", "rollback", "rollback", "state_lost"]
+
+
+def test_what_polls_now_and_then_goes_on_for_ever(world: World, background: Enforcer) -> None:
+    for _ in range(20_000):
+        world.cpu_seconds += 0.02 * (world.due - world.seconds)
+        world.tick()
+    assert world.done == []
+
+
+def test_a_cell_renews_what_may_be_used_after_it(world: World, background: Enforcer) -> None:
+    for number in range(1, 4):
+        spin(world, 8)
+        background.over(begin(background, number))
+    assert world.done == []
+
+
+def test_the_next_receipt_tells_it_once_and_the_budget_pays(
+    world: World, background: Enforcer
+) -> None:
+    spin(world, 8)
+    background.over(begin(background, 1))
+    background.over(begin(background, 2))
+    told, untold = (ending.usage.background for ending in world.endings)
+    assert told is not None
+    assert told.cpu_seconds == pytest.approx(8, abs=1)
+    assert untold is None
+    assert world.endings[0].usage.cpu_seconds == 0
+    world.cpu_seconds += 100  # all at once, between two looks
+    world.tick()
+    with pytest.raises(CellLimitExceeded, match="budget"):
+        background.check_budget()
+
+
+def test_a_silent_cell_does_not_take_what_is_to_be_told(world: World, background: Enforcer) -> None:
+    spin(world, 8)
+    background.over(begin(background, 1, silent=True))
+    background.over(begin(background, 2))
+    assert [ending.usage.background is None for ending in world.endings] == [True, False]
+
+
+# -- a sandbox that goes back again and again ------------------------------------------------------
+
+
+def test_a_sandbox_that_dies_after_going_back_goes_to_an_older_state_and_is_then_given_up(
+    world: World, enforcer: Enforcer
+) -> None:
+    enforcer.over(begin(enforcer, 7))
+    for _ in range(2):
+        enforcer.died("killed by SIGKILL")
+        world.go_back(label=7)
+    enforcer.died("killed by SIGKILL")
+    assert world.done == ["roll back", "roll back", "replace"]
+    assert world.went_to == [7, 6], "the second time not to the state that it had died in"
+    assert "killed by SIGKILL" in world.replaced_because
+
+
+def test_a_cell_in_between_begins_the_count_anew(world: World, enforcer: Enforcer) -> None:
+    for number in range(1, 6):
+        enforcer.died("killed by SIGKILL")
+        world.go_back()
+        enforcer.over(begin(enforcer, number))
+    assert world.done == ["roll back"] * 5
+
+
+def test_a_callback_in_between_does_not(world: World, enforcer: Enforcer) -> None:
+    """A frontend that asks for completions is no sign that the state is sound."""
+    for number in range(1, 4):
+        callback(enforcer, number)
+        enforcer.died("killed by SIGKILL")
+        if world.done[-1] == "roll back":
+            world.go_back()
+    assert world.done == ["roll back", "roll back", "replace"]

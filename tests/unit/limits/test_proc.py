@@ -84,9 +84,11 @@ def test_a_fork_is_told_from_a_program_of_its_own() -> None:
 def test_a_file_in_memory_counts_once_however_many_hold_it() -> None:
     make = "import os; f = os.memfd_create('x'); os.write(f, bytes(8 << 20)); g = os.dup(f); "
     with python(f"{make}\nif os.fork(): os.wait()\nelse: {HOLD}") as pid:
-        assert proc.memfd_bytes(proc.process_tree(pid)) == 8 * MIB
-        assert proc.memfd_bytes([pid]) == 8 * MIB
-    assert proc.memfd_bytes([ended_pid()]) == 0
+        files = [proc.open_files(each) for each in proc.process_tree(pid)]
+        assert len(files) == 2
+        assert files[0].memfds == files[1].memfds
+        assert sum(files[0].memfds.values()) == 8 * MIB
+    assert proc.open_files(ended_pid()) == proc.NO_FILES
 
 
 def test_what_is_gone_is_no_error() -> None:

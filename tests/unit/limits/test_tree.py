@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from sandbox_kernel.limits import tree as module
 from sandbox_kernel.limits.cgroup import Memory
-from sandbox_kernel.limits.proc import Rollup, Stat, Status
+from sandbox_kernel.limits.proc import NO_FILES, Rollup, Stat, Status
 from sandbox_kernel.limits.tree import Tree, TreeMemory
 
 MIB = 1 << 20
@@ -145,6 +146,47 @@ def test_time_never_runs_backwards_and_is_never_made_up(
                 before = now
 
 
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+@pytest.mark.parametrize(("between", "life"), [(0.5, 0.02), (0.05, 0.002), (0.5, 0.4)])
+@pytest.mark.parametrize("waited", [True, False])
+def test_processes_that_are_seen_once_at_most_are_estimated(
+    world: World, monkeypatch: pytest.MonkeyPatch, between: float, life: float, waited: bool
+) -> None:
+    """One after the other, each at work for all of its life; in every other second there is none."""
+    chance, clock = random.Random(1), Clock(monkeypatch)
+    tree, burnt, next_look = Tree(1), 0.0, between
+
+    def pass_time(seconds: float) -> None:
+        nonlocal next_look
+        end = clock.now + seconds
+        while next_look <= end:
+            clock.now = next_look
+            tree.look()
+            tree.look()  # one look is made of several
+            next_look += between * chance.uniform(0.9, 1.1)
+        clock.now = end
+
+    while clock.now < 120:
+        pid = world.fork()
+        world.stats[pid] = world.stats[pid]._replace(running=True)
+        pass_time(life)
+        world.burn(pid, round(life * 100))
+        burnt += life
+        world.end(pid, waited=waited)
+        if int(clock.now) % 2:
+            pass_time(1)
+    tree.look()
+    if not waited:
+        assert tree.cpu_seconds == pytest.approx(burnt, rel=0.2)
+    elif life > 0.01:  # else no clock has a tick for it
+        assert burnt * 0.9 < tree.cpu_seconds < burnt * 1.2
+
+
 # -- memory ----------------------------------------------------------------------------------------
 
 
@@ -156,7 +198,7 @@ def status(anon: int, shmem: int = 0) -> Status:
 def rollups(monkeypatch: pytest.MonkeyPatch) -> dict[int, Rollup]:
     known: dict[int, Rollup] = {}
     monkeypatch.setattr(module, "read_rollup", known.get)
-    monkeypatch.setattr(module, "memfd_bytes", lambda _: 0)
+    monkeypatch.setattr(module, "open_files", lambda _: NO_FILES)
     return known
 
 
@@ -189,9 +231,9 @@ def test_a_share_that_cannot_be_read_is_all_that_is_resident(rollups: dict[int, 
 
 
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look costs seconds."""
+    """Every look takes a second."""
     clock = (float(second) for second in range(1000))
-    monkeypatch.setattr(module.time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
 
 
 def test_between_two_exact_looks_a_share_grows_with_the_resident_size(
