@@ -7,6 +7,7 @@ from typing import Any
 from sandbox_kernel.policy.code_section import PARTS, rules_of
 from sandbox_kernel.policy.model import (
     ANCHOR_EVERY,
+    BACKGROUND,
     BUDGET,
     LIMITS,
     MAX_SIZE,
@@ -31,6 +32,12 @@ def as_document(policy: Policy) -> dict[str, Any]:
         "limits": {
             key: setting.show(getattr(policy.limits, setting.field))
             for key, setting in (LIMITS | SANDBOX_LIMITS).items()
+        }
+        | {
+            "background": {
+                key: setting.show(getattr(policy.limits, setting.field))
+                for key, setting in BACKGROUND.items()
+            }
         },
         "budget": {
             key: setting.show(getattr(policy.budget, setting.field))
@@ -54,6 +61,7 @@ def as_document(policy: Policy) -> dict[str, Any]:
         },
         "checkpoint": policy.checkpoint,
         "annotate": policy.annotate,
+        "late_output": policy.late_output,
     }
 
 

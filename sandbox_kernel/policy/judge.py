@@ -1,30 +1,30 @@
 """Judges cells: reads them in all their languages, and has the policy decide about what is found.
 
 Always a verdict, in bounded time. What is small is read here, against the clock. Reading cannot be
-stopped in the middle (Python's own parser has no clock), so what is large is read in a fork that is
-killed when its time is over; what was not read in time is denied. So is all that holds another language:
-the parsers of those can take minutes over half a kilobyte, or crash.
+stopped in the middle (Python's own parser has no clock), so what is large is read in another process, which
+is killed when its time is over; what was not read in time is denied. So is all that holds another language:
+the parsers of those are native code, can take minutes over half a kilobyte, or crash. That process can do
+nothing but read (``worker``).
 """
 
 from __future__ import annotations
 
+import codecs
 import gc
 import importlib
-import os
+import io
 import re
-import select
-import signal
 import sys
 import time
 import traceback
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple
 
+from sandbox_kernel.log import log
 from sandbox_kernel.policy import python
-from sandbox_kernel.policy.model import Code
+from sandbox_kernel.policy.model import Code, Names
 from sandbox_kernel.policy.python_memory import Memory
 from sandbox_kernel.policy.python_nodes import Nodes
 from sandbox_kernel.policy.python_report import Listed
@@ -43,7 +43,6 @@ from sandbox_kernel.policy.verdict import (
 # For reading. With what is around it, a verdict takes no more than a quarter of a second. It is time on
 # a processor: a machine that is busy must not have cells denied. But not for ever.
 SECONDS: Final = 0.2
-PATIENCE_SECONDS: Final = 1.0
 # The worst that was found for a cell of this size takes a quarter of the time.
 LARGE_BYTES: Final = 8 << 10
 # Code in code in code, and how much of it.
@@ -52,7 +51,34 @@ MAX_TEXTS: Final = 200
 MAX_FINDINGS: Final = 50
 LONGEST_ABOUT: Final = 200
 ALLOWED: Final = Verdict("allow")
-NO_FORK: Final = "could not be read, as the machine gives no process for it"
+NOT_CONFINED: Final = "could not be read, as the machine gives no process for it that can be confined (libseccomp is needed)"
+REHEARSED: Final = (
+    "import os\nx = ['a' + 'b' for a in b]\nmatch x:\n    case 1: await f()\nos.system('ls ' + x)\nx = =",
+    '!ls -l $x | grep a > b; for i in a; do rm -rf "$i"; done\n%timeit x\n?x',
+    "%%bash\ncat <<E | python3 -c 'import os'\nE\nsed -e s/a/b/e /etc/passwd; find . -exec rm {} +",
+    "%%javascript\nfetch('a').then(x => eval(x)); document.cookie",
+    "%%html\n<script>x()</script><img src=x onerror=x()>",
+    "eval('x.gi_frame')\nexec(base64.b64decode('eA=='))",
+    "%%bash\n)(",
+    "naïve = '\\N{BULLET} \\d'\nx.decode('rot13')",
+)
+# What Python itself loads in the middle of its work: for names that are not ASCII, for tracebacks.
+LOADED: Final = ("linecache", "tokenize", "unicodedata", "warnings")
+# Those that `fold` undoes, and that source text is in.
+ENCODINGS: Final = (
+    *(
+        "ascii",
+        "latin-1",
+        "cp1252",
+        "utf-7",
+        "utf-8",
+        "utf-8-sig",
+        "utf-16",
+        "utf-16-le",
+        "utf-16-be",
+    ),
+    *("utf-32", "base64", "hex", "rot13", "unicode_escape", "raw_unicode_escape"),
+)
 NEWER: Final = "is no Python that the check knows, and the kernel's Python is newer"
 
 
@@ -67,7 +93,7 @@ class Text(NamedTuple):
 
 
 class OtherLanguage(Exception):
-    """A text in a language that is read in a fork only."""
+    """A text in a language that is read in another process only."""
 
 
 class Places:
@@ -99,13 +125,13 @@ class Places:
 class Judge:
     """Judges the cells of one kernel in their order: what a name stands for depends on earlier ones."""
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: Code, memory: Memory | None = None) -> None:
         self._code = code
-        self._memory = Memory()
+        self._memory = memory or Memory()
         self._listed = Listed.of(code.imports)
         self._allows_everything = allows_everything(code)
         self._inner_is_newer = False
-        # Whether this is the fork, which may be killed.
+        # Whether this is the process that may be killed.
         self._is_apart = False
         self._trees: list[Nodes] = []
 
@@ -152,14 +178,15 @@ class Judge:
             try:
                 return self._read(texts)
             except OtherLanguage:
-                load_parsers()  # once here, rather than in every fork against its clock
                 self._memory.begin()
                 self.tidy()
-        elif any(mark in text for text in texts for mark in "%!"):
-            load_parsers()
         return self._read_apart(texts)
 
     def _read(self, texts: list[str]) -> Verdict:
+        return self._decide(self.find(texts))
+
+    def find(self, texts: list[str]) -> list[tuple[Hit, str]]:
+        """What the policy does not simply allow, each with the expression that it is in."""
         deadline = time.thread_time() + SECONDS
         collects = gc.isenabled()
         gc.disable()  # a syntax tree has thousands of objects and no cycles to be found among them
@@ -167,66 +194,38 @@ class Judge:
             cell, *expressions = texts
             hits = ((hit, "") for hit in self._hits(cell, deadline))
             behind = ((hit, each) for each in expressions for hit in self._hits(each, deadline))
-            return self._decide(chain(hits, behind))
+            return self._not_allowed(chain(hits, behind))
         except OtherLanguage:
             raise
         except Exception:
             # A fault of the check itself: the wrapper's log has it, and the cell does not run.
-            traceback.print_exc()
-            return self._denial("cell.unreadable", FAILED)
+            log(f"the check failed: {traceback.format_exc().rstrip()}")
+            return [(Hit("cell.unreadable", FAILED, 1, 0), "")]
         finally:
             if collects:
                 gc.enable()
 
     def _read_apart(self, texts: list[str]) -> Verdict:
-        """The same in a fork, which has all that it needs in memory."""
+        """The same in another process, which can do nothing but read, and may be killed."""
         import pickle  # 10 ms that no start pays
 
-        try:
-            read_end, write_end = os.pipe()
-        except OSError:
-            return self._not_read(NO_FORK)
-        try:
-            pid = quiet_fork()
-        except OSError:  # no memory, or no more processes: no reason for the kernel to end
-            os.close(read_end)
-            os.close(write_end)
-            return self._not_read(NO_FORK)
-        if not pid:
-            status = 1
-            # Ends it, whatever it is in the middle of.
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            try:
-                self._is_apart = True
-                verdict = self._read(texts)
-                # It has been read: half an answer would be worth nothing.
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                with os.fdopen(write_end, "wb") as pipe:
-                    pickle.dump((verdict, self._memory.proposed), pipe)
-                status = 0
-            except BaseException:
-                traceback.print_exc()  # the wrapper's log; the cell is denied
-            finally:
-                os._exit(status)
-        os.close(write_end)
-        with os.fdopen(read_end, "rb") as pipe:
-            in_time = select.select([pipe], [], [], PATIENCE_SECONDS)[0]
-            # Once it begins to answer, the answer is short, and it is our own code that answers.
-            answer = pipe.read() if in_time else b""
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        try:
-            verdict, proposed = pickle.loads(answer)  # of our own making
-        except (pickle.UnpicklingError, EOFError):  # none, or a part: somebody else killed it
-            return self._denial("cell.unreadable", TOO_LONG)
-        self._memory.propose(*proposed)
-        assert isinstance(verdict, Verdict)
-        return verdict
+        from sandbox_kernel.policy import apart
 
-    def _not_read(self, reason: str) -> Verdict:
-        """Nothing of the cell could be read, for no fault of its own: that denies it all the same."""
-        traceback.print_exc()  # the wrapper's log
-        return self._denial("cell.unreadable", reason)
+        question = (self._code, self._memory, self._inner_is_newer, texts)
+        try:
+            said = apart.ask(pickle.dumps(question))
+            answer = apart.read_answer(said, [text.count("\n") + 1 for text in texts])
+            verdict = self._decide(answer.hits)
+        except apart.NotConfined as error:
+            log(f"a cell was not read: {(error.__cause__ or error)!r}")
+            return self._denial("cell.unreadable", NOT_CONFINED)
+        except (apart.NoAnswer, KeyError) as error:  # KeyError: a rule that there is not
+            log(f"a cell was not read: {error}")
+            return self._denial("cell.unreadable", TOO_LONG)
+        if answer.log:
+            log(f"from the process that reads cells: {answer.log.rstrip()}")
+        self._memory.propose(*answer.proposed)
+        return verdict
 
     def _hits(self, cell: str, deadline: float) -> Iterator[Hit]:
         waiting = deque([Text("python", cell, 1, 0, 0)])
@@ -308,14 +307,26 @@ class Judge:
         """Of a cell that is not read to its end, whatever the policy."""
         return self._decide([(Hit(id, reason, 1, 0), "")])
 
+    def _not_allowed(self, hits: Iterable[tuple[Hit, str]]) -> list[tuple[Hit, str]]:
+        """Those that the policy does not simply allow, up to the last denial that is told."""
+        found: dict[tuple[Hit, str], None] = {}
+        denials = 0
+        for each in hits:
+            decision = self._code.decide(each[0].rule, each[0].about)
+            if decision == "allow" or each in found:
+                continue
+            found[each] = None
+            # Only denials end it: warnings must not hide what stands behind them.
+            denials += decision == "deny"
+            if denials == MAX_FINDINGS:
+                break
+        return list(found)
+
     def _decide(self, hits: Iterable[tuple[Hit, str]]) -> Verdict:
         """The verdict on these, each with the expression that it is in, if it is not in the cell."""
         findings: dict[tuple[Hit, str], Finding] = {}
-        denials = 0
-        for hit, expression in hits:
+        for hit, expression in self._not_allowed(hits):
             decision = self._code.decide(hit.rule, hit.about)
-            if decision == "allow" or (hit, expression) in findings:
-                continue
             about = rule(hit.rule)
             findings[hit, expression] = Finding(
                 hit.rule,
@@ -328,16 +339,13 @@ class Judge:
                 about.instead,
                 expression,
             )
-            # Only denials end it: warnings must not hide what stands behind them.
-            denials += decision == "deny"
-            if denials == MAX_FINDINGS:
-                break
         if not findings:
             return ALLOWED
         gravest_first = sorted(
             findings.values(), key=lambda f: (-DECISIONS.index(f.decision), f.line, f.column)
         )
-        return Verdict(gravest_first[0].decision, tuple(gravest_first[:MAX_FINDINGS]))
+        shown, is_cut = tuple(gravest_first[:MAX_FINDINGS]), len(gravest_first) > MAX_FINDINGS
+        return Verdict(gravest_first[0].decision, shown, is_cut)
 
 
 def _short(about: str) -> str:
@@ -361,10 +369,38 @@ def load_parsers() -> None:
     read_cell("%lsmagic")
 
 
-def quiet_fork() -> int:
-    """Fork, though zmq has threads: none of them is needed in the child."""
-    if sys.version_info < (3, 12):
-        return os.fork()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+def answer_apart(question: bytes) -> bytes:
+    """In a confined process: what a ``Judge`` there finds, as ``apart`` reads it."""
+    import json
+    import pickle
+
+    code, memory, inner_is_newer, texts = pickle.loads(question)  # the wrapper's
+    judge = Judge(code, memory)
+    judge._is_apart, judge._inner_is_newer = True, inner_is_newer
+    printed = sys.stderr = io.StringIO()
+    found = judge.find(texts)
+    names, known = memory.proposed
+    document = {
+        "hits": [[*hit, expression] for hit, expression in found],
+        "names": names,
+        "texts": known,
+        "log": printed.getvalue(),
+    }
+    return json.dumps(document).encode()
+
+
+def rehearse() -> None:
+    """Load whatever reading may need, by reading texts of ours: later nothing can be opened."""
+    import json
+    import pickle
+
+    load_parsers()
+    for name in LOADED:
+        importlib.import_module(name)
+    for codec in ENCODINGS:
+        codecs.lookup(codec)
+    nothing = Names("deny", {})
+    code = Code(1 << 20, nothing, nothing, nothing, {})
+    for text in REHEARSED:
+        json.loads(answer_apart(pickle.dumps((code, Memory(), False, [text, "1"]))))
+    sys.stderr = sys.__stderr__

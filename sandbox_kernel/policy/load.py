@@ -71,6 +71,7 @@ def load_with_sources(name_or_path: str) -> Loaded:
         audit=build_audit(merged["audit"]),
         checkpoint=merged["checkpoint"],
         annotate=merged["annotate"],
+        late_output=merged["late_output"],
     )
     _check_levels(policy)
     if "restricted" in policy.isolation.accepted:
@@ -164,6 +165,12 @@ def _check_complete(default: Source, settings: Mapping[str, Any]) -> None:
                 for key, setting in TABLES[section].items()
                 if setting.field not in given and key not in model.SANDBOX_LIMITS
             ]
+            if section == "limits":
+                gaps += [
+                    f"limits.background.{key}"
+                    for key, setting in model.BACKGROUND.items()
+                    if setting.field not in given
+                ]
         elif section == "code":
             gaps += code_gaps(given)
         else:

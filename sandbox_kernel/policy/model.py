@@ -20,6 +20,7 @@ AuditCode = Literal["text", "hash"]
 Durability = Literal["normal", "full"]
 Checkpoint = Literal["cell", "off"]
 Annotate = Literal["receipt", "metadata"]
+LateOutput = Literal["label", "drop"]
 
 
 class Setting(NamedTuple):
@@ -67,6 +68,10 @@ LIMITS: Final[dict[str, Setting]] = {
 # In the same section, but of the sandbox as a whole: no cell can have its own. May be left out, since
 # not every host can hold it, and what is asked for and cannot be held is refused.
 SANDBOX_LIMITS: Final[dict[str, Setting]] = {"cpus": Setting("cpus", PROCESSORS)}
+# Below `limits.background`: what cells have left running, in the time without a cell.
+BACKGROUND: Final[Mapping[str, Setting]] = {
+    "cpu": Setting("background_cpu_seconds", DURATION),
+}
 BUDGET: Final[Mapping[str, Setting]] = {
     "wall": Setting("wall_seconds", DURATION),
     "cpu": Setting("cpu_seconds", DURATION),
@@ -93,6 +98,7 @@ class Limits:
     messages: int | None
     grace_seconds: float  # between the interrupt and the kill
     cpus: float | None = None  # processors that the sandbox may use at one time
+    background_cpu_seconds: float | None = None  # of what cells left running, until the next cell
 
     def tighten(self, override: object) -> Limits:
         """These limits with a client's own for one cell, each of which must be tighter or equal.
@@ -251,6 +257,7 @@ class Policy:
     audit: Audit
     checkpoint: Checkpoint
     annotate: Annotate
+    late_output: LateOutput  # what becomes of output that comes after the end of its cell
 
 
 def suggestion(word: object, known: Iterable[str]) -> str:

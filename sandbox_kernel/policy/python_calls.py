@@ -289,6 +289,12 @@ def _report_program(call: _Call, argv: ast.expr | None, program: ast.expr | None
         return
     name = PurePosixPath(first).name or first
     call.hit("shell.command", name)
+    folder, slash, _ = first.rpartition("/")
+    if slash:
+        from sandbox_kernel.policy import shell_paths  # for no cell that does not need it
+
+        if not shell_paths.is_system_folder(folder):
+            call.hit("shell.command", first)  # another program of that name
     texts = whole if isinstance(whole, list) else []
     runs_another = len(texts) > 1 and name.rstrip("0123456789.") in tables.RUNS_ANOTHER
     if runs_another and all(isinstance(text, str) for text in texts):

@@ -42,7 +42,7 @@ def policy_schema() -> dict[str, Any]:
                 },
             },
         ),
-        "limits": _amounts("What one cell may use.", TABLES["limits"]),
+        "limits": _mapping("What one cell may use.", _limits()),
         "budget": _amounts("What all cells may use together.", model.BUDGET),
         "network": _word(get_args(model.Network)),
         "workspace": _mapping("The notebook's folder.", {"mount": _word(get_args(model.Mount))}),
@@ -65,12 +65,21 @@ def policy_schema() -> dict[str, Any]:
         "audit": _mapping("What is kept of what cells did.", _audit()),
         "checkpoint": _word(get_args(model.Checkpoint)),
         "annotate": _word(get_args(model.Annotate)),
+        "late_output": _word(get_args(model.LateOutput)),
     }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A policy of sandbox-kernel",
         **_mapping("default.yaml says what each key means.", properties),
     }
+
+
+def _limits() -> dict[str, Any]:
+    background = _amounts(
+        "What cells have left running may use until the next cell.", model.BACKGROUND
+    )
+    amounts = {key: _amount(setting) for key, setting in TABLES["limits"].items()}
+    return {**amounts, "background": background}
 
 
 def _audit() -> dict[str, Any]:

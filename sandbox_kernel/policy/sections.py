@@ -40,13 +40,27 @@ OWN_VARIABLE: Final = re.compile(
 def _read_amounts(
     table: Mapping[str, Setting], source: Source, section: str, node: Node
 ) -> dict[str, float | None]:
-    amounts = {}
-    for key, value in read_items(source, node, section, table):
-        try:
-            amounts[table[key].field] = table[key].read(read_word(source, key, value))
-        except UnitError as error:
-            hint = f"Write {table[key].wanted}."
-            source.refuse(value.start_mark, f"{section}.{key}: {error}", hint)
+    return {
+        table[key].field: _read_amount(table[key], source, f"{section}.{key}", value)
+        for key, value in read_items(source, node, section, table)
+    }
+
+
+def _read_amount(setting: Setting, source: Source, path: str, node: Node) -> float | None:
+    try:
+        return setting.read(read_word(source, path.rpartition(".")[2], node))
+    except UnitError as error:
+        source.refuse(node.start_mark, f"{path}: {error}", f"Write {setting.wanted}.")
+
+
+def _read_limits(source: Source, section: str, node: Node) -> dict[str, float | None]:
+    amounts: dict[str, float | None] = {}
+    table = TABLES["limits"]
+    for key, value in read_items(source, node, section, [*table, "background"]):
+        if key == "background":
+            amounts |= _read_amounts(model.BACKGROUND, source, f"{section}.background", value)
+        else:
+            amounts[table[key].field] = _read_amount(table[key], source, f"{section}.{key}", value)
     return amounts
 
 
@@ -135,7 +149,8 @@ def _read_environment(source: Source, section: str, node: Node) -> dict[str, tup
 TABLES: Final = {"limits": model.LIMITS | model.SANDBOX_LIMITS, "budget": model.BUDGET}
 READERS: Final[Mapping[str, Callable[[Source, str, Node], Any]]] = {
     "isolation": _read_isolation,
-    **{section: partial(_read_amounts, table) for section, table in TABLES.items()},
+    "limits": _read_limits,
+    "budget": partial(_read_amounts, TABLES["budget"]),
     "network": partial(_read_possible, get_args(model.Network), "its sandboxes have no network"),
     "workspace": _read_workspace,
     "environment": _read_environment,
@@ -147,4 +162,5 @@ READERS: Final[Mapping[str, Callable[[Source, str, Node], Any]]] = {
     "audit": read_audit,
     "checkpoint": partial(read_choice, get_args(model.Checkpoint)),
     "annotate": partial(read_choice, get_args(model.Annotate)),
+    "late_output": partial(read_choice, get_args(model.LateOutput)),
 }

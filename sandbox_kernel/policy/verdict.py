@@ -16,6 +16,10 @@ Decision = Literal["allow", "warn", "ask", "deny"]
 Risk = Literal["low", "medium", "high", "critical"]
 Language = Literal["python", "shell", "javascript"]
 
+# What became of a question to the user. `earlier`: always, said about another cell; `nobody`: the client
+# cannot be asked; `withdrawn`: the user has interrupted; `unclear`: no answer was one of those offered.
+Answer = Literal["yes", "always", "earlier", "no", "nobody", "withdrawn", "unclear"]
+
 # From mild to grave.
 DECISIONS: Final[tuple[Decision, ...]] = ("allow", "warn", "ask", "deny")
 RISKS: Final[tuple[Risk, ...]] = ("low", "medium", "high", "critical")
@@ -98,6 +102,8 @@ class Verdict:
 
     decision: Decision
     findings: tuple[Finding, ...] = ()
+    # Whether there are more findings than these.
+    is_cut: bool = False
 
     @property
     def risk(self) -> Risk:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from sandbox_kernel.errors import PolicyViolation
-from sandbox_kernel.policy.verdict import Finding, Verdict
+from sandbox_kernel.policy.verdict import Answer, Finding, Verdict
+from sandbox_kernel.text import printable
 from sandbox_kernel.words import count
 
 SHOWN: Final = 5
@@ -14,19 +15,34 @@ LINE_CHARACTERS: Final = 100
 _RED, _BOLD, _DIM, _OFF = "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
-class CodeViolation(PolicyViolation):
-    """The policy does not allow what a cell says; ``refused`` is what else there is to say of it."""
+# How it came about that a cell does not run which the policy asks about.
+_REFUSED: Final[Mapping[Answer, str]] = {
+    "no": "You said no to this cell",
+    "unclear": "You were asked about this cell, and none of the answers was yes, always or no",
+    "withdrawn": "You interrupted the question about this cell",
+    "nobody": "Policy `{}` asks about this cell, and this client cannot be asked",
+}
 
-    def __init__(self, verdict: Verdict, policy: str, text: str, refused: str = "") -> None:
+
+class CodeViolation(PolicyViolation):
+    """A cell does not run because of what it says: the policy denies it, or the user did not say yes."""
+
+    def __init__(
+        self, verdict: Verdict, policy: str, text: str, answer: Answer | None = None
+    ) -> None:
         self.findings = tuple(f for f in verdict.findings if f.decision in ("ask", "deny"))
         self._lines = text.split("\n")
         first = self.findings[0]
         more = len(self.findings) - 1
         others = f" ({count(more, 'more finding')} below)" if more else ""
+        denied = "Policy `{}` does not let this cell run"
+        head = denied if answer is None else _REFUSED.get(answer, denied)
+        may_ask = answer in ("no", "unclear", "withdrawn")
+        instead = "Run the cell again to be asked again" if may_ask else first.instead
         super().__init__(
-            f"Policy `{policy}` does not let this cell run: {place(first)}, "
-            f"`{printable(first.about)}`: {first.reason}{others}. Nothing of it was run{refused}.",
-            hint=f"{first.instead}. `sandbox-kernel policy explain {first.rule}` says more.",
+            f"{head.format(policy)}: {place(first)}, "
+            f"`{printable(first.about)}`: {first.reason}{others}. The cell was not run.",
+            hint=f"{instead}. `sandbox-kernel policy explain {first.rule}` says more.",
         )
 
     @property
@@ -78,11 +94,3 @@ def excerpt(lines: Sequence[str], finding: Finding) -> Excerpt:
     offset = finding.column - start
     width = len(finding.about) if source.startswith(finding.about, finding.column) else 1
     return Excerpt(line, line[:offset], line[offset : offset + width] or " ")
-
-
-def printable(text: str) -> str:
-    """Without control characters: a stranger's cell must not paint over what is said about it."""
-    return "".join(
-        character if character.isprintable() else " " if character == "\t" else "·"
-        for character in text
-    )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
-import pickle
-import signal
 import sys
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -23,7 +20,6 @@ from sandbox_kernel.policy.judge import (
     LARGE_BYTES,
     LONGEST_ABOUT,
     MAX_FINDINGS,
-    NO_FORK,
     Judge,
 )
 from sandbox_kernel.policy.load import load_policy
@@ -648,13 +644,18 @@ def test_what_only_a_newer_python_may_read_is_denied(
 def test_a_fault_of_the_check_is_a_denial(
     default: Code, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    painting = "\x1b]52;c;ZXZpbA==\x07\u202e of the cell"
+
     def examine(*_: object) -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError(painting)
 
     monkeypatch.setattr(judge_module.python, "examine", examine)
     [found] = Judge(default).judge("x = 1").findings
     assert (found.rule, found.decision, found.about) == ("cell.unreadable", "deny", FAILED)
-    assert "ZeroDivisionError" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said
+    # The log may be a terminal.
+    assert said.replace("\n", "").isprintable()
 
 
 def test_a_slice_of_a_value_may_be_as_long_as_it_likes(default: Code) -> None:
@@ -683,8 +684,9 @@ def test_syntax_that_is_newer_than_the_check_is_denied(
 @pytest.fixture
 def no_zombies() -> Iterator[None]:
     yield
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    # The worker may be there, and nobody who has ended and was not collected.
+    with suppress(ChildProcessError):
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0)
 
 
 @pytest.mark.usefixtures("no_zombies")
@@ -718,116 +720,6 @@ def test_a_large_cell_that_is_denied_leaves_nothing(default: Code) -> None:
     judge = Judge(default)
     assert judge.judge(long("import sys as harmless\nx.gi_frame")).decision == "deny"
     assert judge.judge("harmless._getframe(1)").decision == "allow"
-
-
-@pytest.mark.usefixtures("no_zombies")
-@pytest.mark.parametrize("seconds", [0, 60], ids=["computes", "waits"])
-def test_a_fork_that_takes_too_long_is_killed(
-    default: Code, monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
-    def read(_self: Judge, _texts: Iterable[str]) -> Verdict:
-        while True:
-            time.sleep(seconds)
-
-    monkeypatch.setattr(Judge, "_read", read)
-    began = time.monotonic()
-    assert rules(Judge(default).judge(long("x = 1"))) == {"cell.unreadable"}
-    assert time.monotonic() - began < 2
-
-
-def hang(*_: object) -> None:
-    while True:
-        pass
-
-
-def crash(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-@pytest.mark.usefixtures("no_zombies")
-@pytest.mark.parametrize("fault", [hang, crash])
-@pytest.mark.parametrize(
-    ("cell", "parser"),
-    [("!ls", "shell"), ("import os\nos.system('ls')", "shell"), ("%%js\n1", "javascript")],
-)
-def test_a_parser_of_another_language_that_hangs_or_crashes_costs_one_cell(
-    default: Code,
-    monkeypatch: pytest.MonkeyPatch,
-    cell: str,
-    parser: str,
-    fault: Callable[..., None],
-) -> None:
-    """These are not Python's: what they do with some text of a few letters nobody knows."""
-    judge = Judge(default)
-    assert "cell.unreadable" not in rules(judge.judge(cell))
-    with monkeypatch.context() as patch:
-        patch.setattr(f"sandbox_kernel.policy.{parser}.examine", fault)
-        began = time.monotonic()
-        assert rules(judge.judge(cell)) == {"cell.unreadable"}
-        assert time.monotonic() - began < 2
-    assert "cell.unreadable" not in rules(judge.judge(cell))
-
-
-@pytest.mark.usefixtures("no_zombies")
-def test_a_fork_that_fails_means_a_denial(
-    default: Code, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def read(_self: Judge, _texts: Iterable[str]) -> Verdict:
-        msg = "broken"
-        raise KeyError(msg)
-
-    monkeypatch.setattr(Judge, "_read", read)
-    assert rules(Judge(default).judge(long("x = 1"))) == {"cell.unreadable"}
-    assert "broken" in capfd.readouterr().err
-
-
-@pytest.mark.usefixtures("no_zombies")
-def test_half_an_answer_is_no_answer(default: Code, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dump(answer: object, pipe: BinaryIO) -> None:
-        data = pickle.dumps(answer)
-        pipe.write(data[: len(data) // 2])
-        pipe.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setattr(pickle, "dump", dump)
-    assert rules(Judge(default).judge(long("x = 1"))) == {"cell.unreadable"}
-
-
-@pytest.mark.usefixtures("no_zombies")
-def test_what_was_read_in_time_is_answered_without_a_clock(
-    default: Code, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = pickle.dump
-
-    def dump(answer: object, pipe: BinaryIO) -> None:
-        assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
-        real(answer, pipe)
-
-    monkeypatch.setattr(pickle, "dump", dump)
-    assert Judge(default).judge(long("x = 1")) == Verdict("allow")
-
-
-@pytest.mark.usefixtures("no_zombies")
-@pytest.mark.parametrize("function", ["fork", "pipe"])
-def test_a_machine_that_gives_no_process_costs_one_cell(
-    function: str,
-    default: Code,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def refuse() -> None:
-        raise BlockingIOError
-
-    judge = Judge(default)
-    judge.judge(long("x = 1"))
-    before = descriptors()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, function, refuse)
-        [found] = judge.judge(long("x = 1")).findings
-    assert (found.rule, found.decision, found.about) == ("cell.unreadable", "deny", NO_FORK)
-    assert "BlockingIOError" in capsys.readouterr().err
-    assert descriptors() == before
-    assert judge.judge(long("x = 1")) == Verdict("allow")
 
 
 @pytest.mark.usefixtures("no_zombies")

@@ -19,15 +19,17 @@ from hypothesis import strategies as st
 from sandbox_kernel.policy.judge import FAILED, Judge
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.verdict import DECISIONS, Verdict
+from tests.corpora import BENIGN, REDCODE, corpus
+from tests.tiers import SEED, rounds
 
 from .bypasses import BYPASSES
 from .figures import published
-from .test_python_corpus import SEMANTIC, corpus
+from .test_python_corpus import SEMANTIC
 
 pytestmark = pytest.mark.slow
 
-# How many cells of noise are judged; 100,000, as docs/static-check.md says, take some minutes.
-FUZZED = int(os.environ.get("SANDBOX_KERNEL_FUZZ", "8000"))
+# How many cells of noise are judged.
+FUZZED = rounds(100_000, push=2000)
 
 # Of a processor; the bound is 0.25 s, and a busy machine makes all work slower.
 NOISY_SECONDS = 0.6
@@ -303,7 +305,7 @@ def test_few_real_notebooks_are_denied(
     policy: str, most_cells: float, most_notebooks: float
 ) -> None:
     code = load_policy(policy).code
-    notebooks = corpus("benign-notebooks.jsonl.gz")
+    notebooks = corpus(BENIGN)
     decisions, by_rule, denied_notebooks = Counter[str](), Counter[str](), 0
     for notebook in notebooks:
         judge = Judge(code)
@@ -331,7 +333,7 @@ def test_few_real_notebooks_are_denied(
 
 
 def test_as_much_hostile_code_is_denied_as_is_published() -> None:
-    programs = corpus("hostile-redcode.jsonl.gz")
+    programs = corpus(REDCODE)
     print(f"\nbaselines: {BASELINES}")
     denied: dict[tuple[str, str], int] = {}
     for column, policy in enumerate(("default", "strict")):
@@ -373,7 +375,7 @@ PIECES = (
 )
 
 
-def noise(number: int, cells: list[str], seed: int = 20) -> Iterator[str]:
+def noise(number: int, cells: list[str], seed: int = SEED) -> Iterator[str]:
     """Cells of the corpora, cut, joined, repeated and strewn with pieces."""
     chance = random.Random(seed)
     for _ in range(number):
@@ -403,8 +405,8 @@ def processor_seconds() -> float:
 
 
 def test_noise_gets_a_verdict() -> None:
-    cells = [cell for notebook in corpus("benign-notebooks.jsonl.gz") for cell in notebook["cells"]]
-    for program in corpus("hostile-redcode.jsonl.gz"):
+    cells = [cell for notebook in corpus(BENIGN) for cell in notebook["cells"]]
+    for program in corpus(REDCODE):
         cells.append(("%%bash\n" if program["language"] == "bash" else "") + program["code"])
     cells += [bypass.cell for bypass in BYPASSES] * 20
     judges = [Judge(load_policy(policy).code) for policy in ("default", "strict", "paranoid")]

@@ -200,13 +200,17 @@ def test_default_extends_nothing(system: Path) -> None:
         *("workspace", "workspace.mount", "environment.pass", "code", "outputs", "audit"),
         *(f"audit.{name}" for name in AUDIT_KEYS),
         *(f"limits.{name}" for name in LIMITS),
+        *("limits.background", "limits.background.cpu"),
     ],
 )
 @pytest.mark.parametrize("chosen", ["default", "strict"])
 def test_a_default_that_leaves_anything_out_is_refused(system: Path, chosen: str, key: str) -> None:
     document = yaml.safe_load(WHOLE)
-    section, _, name = key.partition(".")
-    del (document[section] if name else document)[name or section]
+    *sections, name = key.split(".")
+    within = document
+    for section in sections:
+        within = within[section]
+    del within[name]
     write(system, yaml.safe_dump(document), "default")
     with pytest.raises(PolicyError) as caught:
         load_policy(chosen)

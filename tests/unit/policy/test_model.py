@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sandbox_kernel.errors import PolicyViolation
 from sandbox_kernel.policy.model import (
+    BACKGROUND,
     LIMITS,
     LONGEST_NAME,
     SANDBOX_LIMITS,
@@ -54,7 +55,8 @@ def limits() -> st.SearchStrategy[Limits]:
 
 def test_every_field_has_a_name_in_yaml_and_the_other_way_round() -> None:
     fields = [field.name for field in dataclasses.fields(Limits)]
-    assert [setting.field for setting in (LIMITS | SANDBOX_LIMITS).values()] == fields
+    settings = [*LIMITS.values(), *SANDBOX_LIMITS.values(), *BACKGROUND.values()]
+    assert [setting.field for setting in settings] == fields
 
 
 def test_what_is_of_the_whole_sandbox_cannot_be_asked_for_with_a_cell() -> None:

@@ -338,6 +338,12 @@ def test_programs_are_named(text: str, command: str) -> None:
     assert abouts(text, "shell.command") == [command]
 
 
+@pytest.mark.parametrize("path", ["./git", "/tmp/x/git", "bin/git"])
+def test_a_program_outside_the_systems_folders_is_named_with_its_path_too(path: str) -> None:
+    text = f"import subprocess\nsubprocess.run(['{path}'])"
+    assert abouts(text, "shell.command") == ["git", path]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

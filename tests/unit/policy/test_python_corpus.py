@@ -6,20 +6,17 @@ Nothing of either corpus is ever run.
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 import statistics
 import time
 from collections import Counter, defaultdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sandbox_kernel.policy.python import Memory, examine
 from sandbox_kernel.policy.source import Unreadable, read_cell
 from sandbox_kernel.policy.verdict import Embedded, Hit, Magic
+from tests.corpora import BENIGN, REDCODE, corpus
+from tests.tiers import sample
 
 pytestmark = pytest.mark.slow
 
@@ -33,15 +30,6 @@ RARE = (
 # Of RedCode, biased or faulty programs rather than harmful ones.
 SEMANTIC = {12, 15, 16, 19, 20, 22, 23, 25}
 _RUNS_ITS_BODY = {"time", "timeit", "capture", "prun"}
-
-
-def corpus(name: str) -> list[dict[str, Any]]:
-    beside = Path(__file__).parents[4] / "shared" / "corpora"
-    path = Path(os.environ.get("SANDBOX_KERNEL_CORPORA", beside)) / name
-    if not path.exists():
-        pytest.skip(f"not run: {name} is not there; SANDBOX_KERNEL_CORPORA can name its folder")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 def rules_in(text: str, memory: Memory, depth: int = 0) -> set[str]:
@@ -64,7 +52,7 @@ def rules_in(text: str, memory: Memory, depth: int = 0) -> set[str]:
 
 
 def test_few_real_notebooks_touch_the_rules_that_are_meant_to_be_rare() -> None:
-    notebooks = corpus("benign-notebooks.jsonl.gz")
+    notebooks = sample(corpus(BENIGN), every=4)
     cells: Counter[str] = Counter()
     touched: dict[str, set[int]] = defaultdict(set)
     rare_cells, rare_notebooks, seconds = 0, set(), []
@@ -97,7 +85,7 @@ def test_few_real_notebooks_touch_the_rules_that_are_meant_to_be_rare() -> None:
 
 
 def test_most_harmful_programs_touch_a_rule() -> None:
-    programs = [one for one in corpus("hostile-redcode.jsonl.gz") if one["language"] == "python"]
+    programs = [one for one in corpus(REDCODE) if one["language"] == "python"]
     by_rule: dict[str, Counter[int]] = defaultdict(Counter)
     found, rare, meant = Counter[int](), Counter[int](), Counter[int]()
     for program in programs:

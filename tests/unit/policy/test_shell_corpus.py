@@ -5,20 +5,15 @@ Nothing of either corpus is ever run.
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sandbox_kernel.policy import shell
 from sandbox_kernel.policy.source import Unreadable
 from sandbox_kernel.policy.verdict import Hit
+from tests.corpora import BENIGN, REDCODE, corpus
 
 pytestmark = pytest.mark.slow
 # Rules that a policy for everyday work may well deny: rarely benign, by the figures printed here.
@@ -34,15 +29,6 @@ RARELY_BENIGN = frozenset(
 # Ideas of the hostile corpus that a reader of shell text can see at all; the others are about what
 # a correct script means.
 SEEN = (1, 5, 7, 9, 13, 21)
-
-
-def records(name: str) -> Iterator[dict[str, Any]]:
-    beside = Path(__file__).parents[4] / "shared" / "corpora"
-    path = Path(os.environ.get("SANDBOX_KERNEL_CORPORA", beside)) / name
-    if not path.exists():
-        pytest.skip(f"not run: {name} is not there; SANDBOX_KERNEL_CORPORA can name its folder")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
 
 
 def shell_texts(cell: str) -> list[str]:
@@ -65,7 +51,7 @@ def test_rarely_benign_rules_are_rare_in_notebooks_and_common_in_hostile_scripts
     cells: Counter[str] = Counter()
     notebooks: Counter[str] = Counter()
     denied_cells = denied_notebooks = number_of_cells = number_of_notebooks = 0
-    for notebook in records("benign-notebooks.jsonl.gz"):
+    for notebook in corpus(BENIGN):
         of_notebook: set[str] = set()
         for cell in notebook["cells"]:
             of_cell = {rule for text in shell_texts(cell) for rule in hit_rules(text)}
@@ -80,7 +66,7 @@ def test_rarely_benign_rules_are_rare_in_notebooks_and_common_in_hostile_scripts
     hostile: Counter[str] = Counter()
     denied: Counter[int] = Counter()
     scripts: Counter[int] = Counter()
-    for record in records("hostile-redcode.jsonl.gz"):
+    for record in corpus(REDCODE):
         if record["language"] == "bash":
             found = hit_rules(record["code"])
             hostile.update(found)

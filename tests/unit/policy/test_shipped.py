@@ -12,6 +12,7 @@ import pytest
 from sandbox_kernel.paths import policies_directory
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.policy.model import (
+    BACKGROUND,
     BUDGET,
     LIMITS,
     NAME_RULES,
@@ -37,7 +38,10 @@ def test_default_is_what_the_documentation_says() -> None:
         name="default",
         sha256=policy.sha256,
         isolation=Isolation(("process",), "process", "python", "runsc"),
-        limits=Limits(600, 600, 2 * GIB, 4 * GIB, 256, GIB, 32 * MIB, 4 * MIB, 10_000, 2),
+        limits=Limits(
+            *(600, 600, 2 * GIB, 4 * GIB, 256, GIB, 32 * MIB, 4 * MIB, 10_000, 2),
+            background_cpu_seconds=600,
+        ),
         budget=Budget(None, None),
         network="none",
         workspace="read-only",
@@ -48,11 +52,13 @@ def test_default_is_what_the_documentation_says() -> None:
         audit=Audit(True, True, "text", "normal", (), "none", 600, "none"),
         checkpoint="cell",
         annotate="receipt",
+        late_output="label",
     )
 
 
 def test_strict_is_what_the_documentation_says() -> None:
-    expected = Limits(60, 60, 512 * MIB, GIB, 64, 256 * MIB, 8 * MIB, MIB, 2000, 1)
+    amounts = (60, 60, 512 * MIB, GIB, 64, 256 * MIB, 8 * MIB, MIB, 2000, 1)
+    expected = Limits(*amounts, background_cpu_seconds=10)
     assert load_policy("strict").limits == expected
 
 
@@ -91,9 +97,10 @@ def test_every_hash_is_different() -> None:
 
 
 def test_the_tables_and_the_dataclasses_have_the_same_fields() -> None:
-    for table, section in ((LIMITS | SANDBOX_LIMITS, Limits), (BUDGET, Budget)):
+    limits = [*LIMITS.values(), *SANDBOX_LIMITS.values(), *BACKGROUND.values()]
+    for settings, section in ((limits, Limits), (BUDGET.values(), Budget)):
         names = [field.name for field in dataclasses.fields(section)]
-        assert [setting.field for setting in table.values()] == names
+        assert [setting.field for setting in settings] == names
 
 
 def test_the_model_alone_loads_neither_yaml_nor_difflib() -> None:

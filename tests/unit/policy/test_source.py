@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
-import os
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox_kernel.policy.source import LINE_MAGICS, Unreadable, read_cell
+from tests.corpora import BENIGN, corpus
+from tests.tiers import sample
 
 Transform = Callable[[str], str | None]
 
@@ -332,17 +330,9 @@ assert TransformerManager().transform_cell('%cd x') == read_cell('%cd x').code
 # All that real notebooks hold ----------------------------------------------------------------------
 
 
-def corpus(name: str) -> list[dict[str, object]]:
-    beside = Path(__file__).parents[4] / "shared" / "corpora"
-    path = Path(os.environ.get("SANDBOX_KERNEL_CORPORA", beside)) / name
-    if not path.exists():
-        pytest.skip(f"not run: {name} is not there; SANDBOX_KERNEL_CORPORA can name its folder")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
 @pytest.mark.slow
 def test_real_notebooks_are_read_as_ipython_reads_them(transform: Transform) -> None:
-    cells = {cell for notebook in corpus("benign-notebooks.jsonl.gz") for cell in notebook["cells"]}  # type: ignore[attr-defined]
+    notebooks = sample(corpus(BENIGN), every=4)
+    cells = {cell for notebook in notebooks for cell in notebook["cells"]}
     wrong = [cell for cell in cells if read(cell) != transform(cell)]
     assert not wrong, f"{len(wrong)} of {len(cells)}: {wrong[0]!r}"

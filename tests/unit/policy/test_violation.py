@@ -8,8 +8,9 @@ import pytest
 
 from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.load import load_policy
-from sandbox_kernel.policy.verdict import Decision, Finding, Verdict
-from sandbox_kernel.policy.violation import LINE_CHARACTERS, SHOWN, CodeViolation, printable
+from sandbox_kernel.policy.verdict import Answer, Decision, Finding, Verdict
+from sandbox_kernel.policy.violation import LINE_CHARACTERS, SHOWN, CodeViolation
+from sandbox_kernel.text import printable
 
 
 def plain(lines: list[str]) -> list[str]:
@@ -21,8 +22,8 @@ def finding(about: str, line: int, column: int, decision: Decision = "deny") -> 
     return Finding("python.eval", decision, "medium", about, line, column, "Because", "Do not")
 
 
-def violation(text: str, *findings: Finding, refused: str = "") -> CodeViolation:
-    return CodeViolation(Verdict("deny", findings), "strict", text, refused)
+def violation(text: str, *findings: Finding, answer: Answer | None = None) -> CodeViolation:
+    return CodeViolation(Verdict("deny", findings), "strict", text, answer)
 
 
 def judged(cell: str) -> CodeViolation:
@@ -34,7 +35,7 @@ def test_it_says_what_where_why_and_what_instead() -> None:
     assert error.ename == "PolicyViolation"
     assert "line 2, `eval`" in str(error)
     assert "`strict`" in str(error)
-    assert "Nothing of it was run." in str(error)
+    assert "The cell was not run." in str(error)
     assert error.hint is not None
     assert "ast.literal_eval" in error.hint
     assert "sandbox-kernel policy explain python.eval" in error.hint
@@ -78,10 +79,21 @@ def test_many_findings_are_counted_and_a_few_are_shown() -> None:
     assert any("… and 3 more" in line for line in lines)
 
 
-def test_a_refusal_is_told() -> None:
-    assert "Nothing of it was run: nobody could be asked." in str(
-        violation("x", finding("x", 1, 0, "ask"), refused=": nobody could be asked")
-    )
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "Policy `strict` does not let this cell run: line 1"),
+        ("no", "You said no to this cell: line 1"),
+        ("unclear", "none of the answers was yes, always or no: line 1"),
+        ("withdrawn", "You interrupted the question about this cell: line 1"),
+        ("nobody", "Policy `strict` asks about this cell, and this client cannot be asked: line 1"),
+    ],
+)
+def test_it_says_who_did_not_let_the_cell_run(answer: Answer | None, said: str) -> None:
+    error = str(violation("x", finding("x", 1, 0, "ask"), answer=answer))
+    assert said in error
+    assert ("Policy" in error) == (answer in (None, "nobody"))
+    assert "The cell was not run." in error
 
 
 def test_a_long_line_is_shown_around_the_place() -> None:
