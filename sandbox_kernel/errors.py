@@ -7,10 +7,12 @@
     ├── PolicyError          a policy file cannot be used: nothing runs
     ├── PolicyViolation      a cell or its client asks for what the policy does not allow
     ├── SandboxLost          the sandbox ended while it held the user's variables
+    ├── WrapperFailed        an exception in the wrapper that nothing expected: nothing ran
     ├── ReplyLost            a cell has ended, and its kernel has not said how
+    ├── ApprovalUnknown      `%approvals` was given a word that means nothing to it
     ├── UndoUnavailable      there is no checkpoint to go back to, or it did not take over
     ├── CellInterrupted      a cell was killed because it did not stop when interrupted
-    └── CellLimitExceeded    a cell was stopped: more processes than allowed, or
+    └── CellLimitExceeded    a cell was stopped: more processes, pipes or terminals than allowed, or
         ├── CellTimeout           more time
         ├── CellCpuExceeded       more CPU time
         ├── CellMemoryExceeded    more memory
@@ -75,6 +77,17 @@ class SandboxLost(SandboxError):
     """The sandbox ended, and the user's variables with it."""
 
 
+class WrapperFailed(SandboxError):
+    """An exception in the wrapper that nothing expected."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            f"The sandbox's wrapper failed over this request ({type(error).__name__}): that is a "
+            "mistake in sandbox-kernel. Nothing of the request was run.",
+            hint="Send it again; if it fails again, report it with the kernel's log.",
+        )
+
+
 class ReplyLost(SandboxError):
     """A cell has run to its end, but no reply has come."""
 
@@ -83,6 +96,17 @@ class ReplyLost(SandboxError):
             "The kernel says that the cell is over, but has sent no reply to it: what it has set is "
             "kept, but nobody knows whether it failed.",
             hint="Look at what it has shown and set, and run it again if need be.",
+        )
+
+
+class ApprovalUnknown(SandboxError):
+    """``%approvals`` could not be done; nothing was changed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} Nothing was changed.",
+            hint="`%approvals` lists what you have always allowed; `%approvals revoke N` and "
+            "`%approvals revoke all` take it back.",
         )
 
 
@@ -145,6 +169,7 @@ class CellLimitExceeded(SandboxError):
         not_restored: tuple[str, ...] = (),
         is_older: bool = False,  # the state is one from before the last checkpoint that there should be
         why: str = "",  # what it did that an interrupt was not enough, if it was interrupted
+        note: str = "",  # what else there is to say about what was used
         policy: str,
         own: bool = False,  # the cell's client had asked for a tighter one
     ) -> None:
@@ -152,9 +177,14 @@ class CellLimitExceeded(SandboxError):
         self.allowed = allowed
         self.used = used
         self.action = action
-        happened = _HAPPENED[limit].format(amount_beyond(limit, used, allowed))
+        most, beyond = amount(limit, allowed), amount_beyond(limit, used, allowed)
+        happened = _HAPPENED[limit].format(beyond)
         who = "its own limit" if own else f"policy `{policy}`"
-        rule = f"{who} allows {amount(limit, allowed)}"
+        rule = f"; {'the sandbox' if limit in _FIXED else who} allows {most}"
+        if limit == "wall" and beyond == f"more than {most}":
+            happened = "The cell was stopped at "
+            rule = f"its own {most} limit" if own else f"the {most} limit of policy `{policy}`"
+        noted = f" {note}." if note else ""
         subject = "It" if happened.startswith("The cell ") else "The cell"
         if why:
             subject += f" {why}, so it"
@@ -169,8 +199,8 @@ class CellLimitExceeded(SandboxError):
         key = limit.replace("budget_", "budget.") if "budget_" in limit else f"limits.{limit}"
         raise_it = "ask for a wider limit with the cell" if own else f"raise `{key}` in the policy"
         super().__init__(
-            f"{happened}; {rule}. {subject} {done} {became}{lacking}.",
-            hint=f"{again}{_INSTEAD[limit]}, or {raise_it}.",
+            f"{happened}{rule}.{noted} {subject} {done} {became}{lacking}.",
+            hint=f"{again}{_INSTEAD[limit]}{'' if limit in _FIXED else f', or {raise_it}'}.",
         )
 
 
@@ -204,18 +234,24 @@ LIMIT_ERRORS: Final[Mapping[Limit, type[CellLimitExceeded]]] = {
     "memory": CellMemoryExceeded,
     "sandbox_memory": CellMemoryExceeded,
     "processes": CellLimitExceeded,
+    "pipes": CellLimitExceeded,
+    "terminals": CellLimitExceeded,
     "output": CellOutputExceeded,
     "text": CellOutputExceeded,
     "messages": CellOutputExceeded,
     "budget_wall": CellTimeout,
     "budget_cpu": CellCpuExceeded,
 }
+# Limits that no policy sets.
+_FIXED: Final[frozenset[Limit]] = frozenset({"pipes", "terminals"})
 _HAPPENED: Final[Mapping[Limit, str]] = {
     "wall": "The cell ran for {}",
     "cpu": "The cell used {} of CPU time",
     "memory": "The cell took {} of memory on top of what was there",
     "sandbox_memory": "The sandbox came to {} of memory, what earlier cells hold included",
     "processes": "There were {} and threads in the sandbox",
+    "pipes": "There were {} in the sandbox",
+    "terminals": "There were {} in the sandbox",
     "output": "The cell showed {} of output",
     "text": "The cell printed {} of text",
     "messages": "The cell sent {} of output",
@@ -239,6 +275,8 @@ _INSTEAD: Final[Mapping[Limit, str]] = {
     "cpu": "Use less data, fewer rounds or a faster library",
     "memory": "Load the data in chunks or work on a sample",
     "sandbox_memory": "Free what is no longer needed (`del name`) or restart the kernel",
+    "pipes": "Close pipes that are no longer needed or start fewer child processes at once",
+    "terminals": "Close terminals that are no longer needed or start fewer programs in one at once",
     "processes": "Start fewer workers at once (`n_jobs`, the size of a pool)",
     "output": "Write the whole to a file and show a part",
     "text": "Print less, or into a file",

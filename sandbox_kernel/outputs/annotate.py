@@ -26,6 +26,7 @@ MAX_EVALUE_BYTES: Final = 4 * 1024
 MAX_TRACEBACK_BYTES: Final = 64 * 1024
 MAX_TRACEBACK_LINES: Final = 200
 CUT: Final = " … [cut]"
+LATE: Final[Mapping[str, Any]] = {"late": True}
 
 _RESERVED_DATA: Final = frozenset({RECEIPT_MIME})
 _RESERVED_METADATA: Final = frozenset({METADATA_KEY, RECEIPT_MIME})
@@ -83,8 +84,10 @@ _members = _Members().read
 _encode = msgspec.json.Encoder().encode
 
 
-def annotate_output(content_frame: bytes, audit_id: str | None) -> bytes:
-    """Content of an output that says which cell it is of; without an id, that says nothing.
+def annotate_output(content_frame: bytes, audit_id: str | None, *, is_late: bool = False) -> bytes:
+    """Content of an output that says which cell it is of, or that its cell had ended.
+
+    Without an id it says neither.
 
     ``ValueError`` if the content is no JSON object; never for one that ``wire.Codec.read`` passed.
     """
@@ -96,6 +99,8 @@ def annotate_output(content_frame: bytes, audit_id: str | None) -> bytes:
     metadata = _members(output.metadata, _RESERVED_METADATA)
     if audit_id is not None:
         metadata[METADATA_KEY] = {"audit_id": audit_id}
+    elif is_late:
+        metadata[METADATA_KEY] = LATE
     content: dict[str, Any] = {"data": _members(output.data, _RESERVED_DATA), "metadata": metadata}
     if output.transient is not msgspec.UNSET:
         content["transient"] = output.transient
@@ -109,6 +114,11 @@ def strip_metadata(metadata_frame: bytes) -> bytes:
     if metadata_frame == b"{}":
         return metadata_frame
     return _encode(_members(metadata_frame, _RESERVED_METADATA))
+
+
+def mark_late(metadata_frame: bytes) -> bytes:
+    """Metadata of a message that came after the end of the cell it names."""
+    return _encode({**_members(metadata_frame, _RESERVED_METADATA), METADATA_KEY: LATE})
 
 
 def annotate_reply(metadata_frame: bytes, receipt: Mapping[str, Any]) -> bytes:

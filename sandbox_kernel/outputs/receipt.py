@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sandbox_kernel.policy.verdict import Finding
+from sandbox_kernel.policy.verdict import Answer, Finding
 from sandbox_kernel.words import (
     LIMIT_NAMES,
     Action,
@@ -51,6 +51,13 @@ _OUTCOMES: Final[Mapping[Outcome, str]] = {
     "aborted": "not run: an earlier cell failed",
     "lost": "the sandbox ended",
 }
+# Of a cell that the policy asks about and that was not run.
+_REFUSED: Final[Mapping[Answer, str]] = {
+    "no": "not run: you said no",
+    "unclear": "not run: you said neither yes nor no",
+    "withdrawn": "not run: you interrupted the question",
+    "nobody": "not run: the policy asks, and this client cannot be asked",
+}
 _STATES: Final[Mapping[State, str]] = {
     "kept": "variables kept",
     "rolled_back": "variables rolled back",
@@ -64,6 +71,22 @@ _NEVER_RAN: Final[frozenset[Outcome]] = frozenset({"denied", "aborted"})
 
 
 @dataclass(frozen=True, slots=True)
+class BackgroundUsage:
+    """What earlier cells' leftovers used since the receipt before: not this cell's."""
+
+    cpu_seconds: float
+    memory_bytes: int  # by which the sandbox grew between the cells
+
+    def to_json(self) -> dict[str, Any]:
+        return {"cpu_seconds": rounded(self.cpu_seconds), "memory_bytes": self.memory_bytes}
+
+    def words(self) -> str:
+        amounts = [f"CPU {duration(self.cpu_seconds)}"] if self.cpu_seconds else []
+        amounts += [f"memory {size_change(self.memory_bytes)}"] if self.memory_bytes else []
+        return f"not this cell's, but left running by earlier ones: {', '.join(amounts)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What one cell used, measured from outside."""
 
@@ -74,9 +97,10 @@ class Usage:
     processes_peak: int
     output_bytes: int
     source: str  # where the meter read it, such as "cgroup v1"
+    background: BackgroundUsage | None = None  # ``None``: nothing worth telling
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        used: dict[str, Any] = {
             "wall_seconds": rounded(self.wall_seconds),
             "cpu_seconds": rounded(self.cpu_seconds),
             "memory_peak_bytes": self.memory_peak_bytes,
@@ -85,6 +109,9 @@ class Usage:
             "output_bytes": self.output_bytes,
             "source": self.source,
         }
+        if self.background is not None:
+            used["background"] = self.background.to_json()
+        return used
 
     def words(self) -> list[str]:
         peak = f"peak {size(self.memory_peak_bytes)}"
@@ -94,7 +121,8 @@ class Usage:
             f"CPU {duration(self.cpu_seconds)}",
             f"memory {change}{peak}",
         ]
-        return [*parts, count(self.processes_peak, "process")] if self.processes_peak > 1 else parts
+        parts += [count(self.processes_peak, "process")] if self.processes_peak > 1 else []
+        return parts if self.background is None else [*parts, self.background.words()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +208,7 @@ class Receipt:
     exceeded: Exceeded | None = None
     not_restored: tuple[str, ...] = ()  # plain words, such as "2 threads"
     audit: AuditState | None = None  # ``None``: it is recorded
+    answer: Answer | None = None  # ``None``: the user was not asked
 
     def to_json(self) -> dict[str, Any]:
         """As it is published; keys that would say nothing are left out at the end."""
@@ -201,19 +230,25 @@ class Receipt:
             receipt["not_restored"] = list(self.not_restored)
         if self.audit is not None:
             receipt["audit"] = self.audit
+        if self.answer is not None:
+            receipt["answer"] = self.answer
         return receipt
 
     def line(self) -> str:
         """All of it in one line of text."""
         ran = self.outcome not in _NEVER_RAN
-        parts = [_OUTCOMES[self.outcome] if self.exceeded is None else self.exceeded.words()]
+        ended = _OUTCOMES[self.outcome] if self.exceeded is None else self.exceeded.words()
+        if self.outcome == "denied" and self.answer is not None:
+            ended = _REFUSED.get(self.answer, ended)
+        parts = [ended]
         if self.state != "kept" or self.exceeded is not None:
             lacking = f" (not {', '.join(self.not_restored)})" if self.not_restored else ""
             parts.append(_STATES[self.state] + lacking)
         if self.verdict == "warn":
             parts.append(warnings_in_words(self.findings))
         elif self.verdict == "approved":
-            parts.append("approved by you")
+            earlier = " earlier, for good" if self.answer == "earlier" else ""
+            parts.append(f"approved by you{earlier}")
         parts += self.usage.words() if ran else []
         parts += [self.isolation.words(), f"audit {self.audit_id}"]
         parts += [] if self.audit is None else [_AUDIT[self.audit]]

@@ -36,16 +36,23 @@ class Accounts:
         self._limits = limits
         self._answers = answers
         self._drop = drop
-        # What comes while no cell runs is counted here.
+        # What comes while no cell runs, or from what earlier cells left running, is counted here.
         self._between = RunningCell(Request("shell", author.message("execute_request", {})))
         self._between_until = 0.0
 
-    def may_show(self, cell: RunningCell | None, message: Message) -> bool:
-        """Count a message; whether it is within the limits of the cell that answers for it."""
+    def may_show(
+        self, cell: RunningCell | None, message: Message, *, is_late: bool = False
+    ) -> bool:
+        """Count a message; whether it is within the limits of the cell that answers for it.
+
+        One that is late is on nobody's bill but that of the pauses, whatever runs now.
+        """
         watches = self._enforcer.watches
         # What names no cell that runs is on the bill of the one that does, or of the pause. One that
         # waits for the user's yes does not run, and nobody would stop it.
-        if cell is not None and watches(cell):
+        if is_late:
+            account = self._between
+        elif cell is not None and watches(cell):
             account = cell
         else:
             account = next(filter(watches, self._cells.in_flight), self._between)

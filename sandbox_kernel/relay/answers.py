@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import zmq
@@ -17,21 +18,33 @@ from sandbox_kernel.relay.wire import Author, Codec, Message, timestamp
 
 
 class Answers:
-    """The way to the frontend. A full queue of a slow client drops; nothing here blocks or raises."""
+    """The way to the frontend; nothing here blocks or raises."""
 
-    def __init__(self, frontend: FrontendSockets, codec: Codec, author: Author) -> None:
+    def __init__(
+        self,
+        frontend: FrontendSockets,
+        codec: Codec,
+        author: Author,
+        passed_on: Callable[[Message], None] = lambda _: None,
+        publish: Callable[[Sequence[bytes]], None] | None = None,
+    ) -> None:
         self._frontend = frontend
         self._codec = codec
         self._author = author
+        # Told of what comes from inside: it is on the bill of a cell from here on.
+        self._passed_on = passed_on
+        self._publish = publish or partial(send, frontend.iopub)
         self._notice: str | None = None
 
     # -- passed on ---------------------------------------------------------------------------------
 
     def forward_output(self, message: Message) -> None:
+        self._passed_on(message)
         self._send(self._frontend.iopub, message, message.idents)
 
     def forward_reply(self, request: Request, reply: Message) -> None:
         """To where the request came from, whatever the inner kernel says."""
+        self._passed_on(reply)
         socket = self._frontend.control if request.channel == "control" else self._frontend.shell
         self._send(socket, reply, request.message.idents)
 
@@ -42,6 +55,7 @@ class Answers:
         return prompt.msg_id
 
     def forward_prompt(self, request: Request, prompt: Message) -> None:
+        self._passed_on(prompt)
         self._send(self._frontend.stdin, prompt, request.message.idents)
 
     # -- said by the wrapper -----------------------------------------------------------------------
@@ -151,7 +165,11 @@ class Answers:
         return f"kernel.{self._author.session}.{msg_type}".encode()
 
     def _send(self, socket: zmq.Socket[bytes], message: Message, idents: Sequence[bytes]) -> None:
-        send(socket, self._codec.write(message, idents))
+        frames = self._codec.write(message, idents)
+        if socket is self._frontend.iopub:
+            self._publish(frames)
+        else:
+            send(socket, frames)
 
 
 def error_content(error: SandboxError, inner_traceback: Sequence[str] = ()) -> dict[str, Any]:

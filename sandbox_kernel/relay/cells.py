@@ -17,7 +17,7 @@ from sandbox_kernel.errors import PolicyViolation
 from sandbox_kernel.outputs.receipt import METADATA_KEY
 from sandbox_kernel.policy.model import Limits
 from sandbox_kernel.policy.units import shown
-from sandbox_kernel.policy.verdict import Verdict
+from sandbox_kernel.policy.verdict import Answer, Verdict
 from sandbox_kernel.relay.wire import Message
 
 Channel = Literal["shell", "control"]
@@ -140,8 +140,9 @@ class RunningCell:
     # Whether the audit log has its intent.
     recorded: bool = False
     limits: Limits | None = None
-    # What the policy says of its code, and whether the user has said yes where the policy asks.
+    # What the policy says of its code, and what the user has answered where the policy asks.
     verdict: Verdict | None = None
+    answer: Answer | None = None
     approved: bool = False
     execution_count: int | None = None
     # Whether the wrapper has said its busy; it is not the inner kernel's to say then.
@@ -150,6 +151,8 @@ class RunningCell:
     sent: float = 0.0
     # Whether the user was asked for it, and nothing was answered inside since.
     asks: bool = False
+    # How often it has asked since.
+    prompts: int = 0
     # Whether the inner kernel has said that it has come to it.
     begun: bool = False
     reply: Message | None = None
@@ -269,13 +272,6 @@ class Cells:
     @property
     def in_flight(self) -> list[RunningCell]:
         return list(self._running.values())
-
-    @property
-    def held_bytes(self) -> int:
-        """What all requests take that are not over."""
-        waiting = [request for lane in self._lanes.values() for request in lane.waiting]
-        begun = [each.request for each in (*self._running.values(), *self._callbacks.values())]
-        return sum(each.message.weight for each in (*waiting, *begun, *self._overtaking))
 
     @property
     def one_runs(self) -> bool:

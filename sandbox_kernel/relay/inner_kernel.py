@@ -32,12 +32,17 @@ class InnerKernel:
         self.console = b""
         self.generation = 1
         self.probe_id: str | None = None
+        # Whether the kernel process has answered the probe, and has sent something that cannot be read.
+        self.answered = False
+        self.malformed = False
         self.deadline: Timer | None = None
         self.serving = False
         self.measured = False
         self.kernel_info: Mapping[str, Any] | None = None
         self.restored: Restored | None = None
         self.rolled_back: RolledBack | None = None
+        # Whether the first one that woke has ended at once, and an older one is on its way.
+        self.tried_older = False
         # The same if it was the user's wish: no cell is watched that would be told of its loss.
         self.undone: RolledBack | None = None
         # Who waits for a sweep, in the order in which they come.
@@ -64,11 +69,6 @@ _LOST: Final[Mapping[str, str]] = {
 }
 
 
-def in_words(lost: list[str]) -> tuple[str, ...]:
-    """What was not restored; from inside, so only known words and sane numbers count."""
-    words = []
-    for item in lost:
-        name, _, number = item.partition("=")
-        if name in _LOST and number.isdecimal() and 0 < len(number) < 7 and int(number):
-            words.append(count(int(number), _LOST[name]))
-    return tuple(words)
+def in_words(lost: Mapping[str, int]) -> tuple[str, ...]:
+    """What was not restored; from inside, so only known names count."""
+    return tuple(count(lost[name], noun) for name, noun in _LOST.items() if lost.get(name))

@@ -6,25 +6,31 @@ from collections.abc import Callable
 from typing import Final
 
 from sandbox_kernel.audit.log import AuditLog
-from sandbox_kernel.errors import AuditUnavailable, CellLimitExceeded, PolicyViolation, SandboxError
+from sandbox_kernel.errors import (
+    ApprovalUnknown,
+    AuditUnavailable,
+    CellLimitExceeded,
+    PolicyViolation,
+    SandboxError,
+)
 from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.outputs.receipt import Exceeded, new_audit_id
 from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.model import Policy
-from sandbox_kernel.policy.verdict import Decision
+from sandbox_kernel.policy.verdict import Answer, Decision
 from sandbox_kernel.policy.violation import CodeViolation
 from sandbox_kernel.relay.answers import Answers
-from sandbox_kernel.relay.asking import YES, Answer, Asking
+from sandbox_kernel.relay.approvals import is_command
+from sandbox_kernel.relay.asking import YES, Asking
 from sandbox_kernel.relay.cells import RunningCell
 from sandbox_kernel.relay.counts import Counts
 from sandbox_kernel.relay.settle import NOTHING_USED, Ending
 
 UNDO: Final = "%undo"
-NOBODY_TO_ASK: Final = "the policy asks about such code, and this client cannot be asked"
 
 
 class Judging:
-    """Decides about each cell: it is denied, undoes the one before it, or runs."""
+    """Decides about each cell: it is denied, is for the wrapper itself, or runs."""
 
     def __init__(
         self,
@@ -68,6 +74,11 @@ class Judging:
                 self._begin(cell)
                 self._undo(cell)
             return
+        if is_command(request.code):
+            if self._recorded(cell, "allow"):
+                self._begin(cell)
+                self._fail(cell, self._answer_command(cell))
+            return
         cell.verdict = self._judge.judge(request.code, request.expressions)
         if not self._recorded(cell, cell.verdict.decision):
             return
@@ -92,6 +103,7 @@ class Judging:
     def _on_answer(self, cell: RunningCell, answer: Answer) -> bool:
         """Run or deny the cell; whether the answer is recorded, or need not be."""
         request = cell.request
+        cell.answer = answer
         try:
             self._audit.approval(cell, answer)
         except AuditUnavailable as error:
@@ -99,14 +111,33 @@ class Judging:
             return False
         if answer not in YES:
             assert cell.verdict is not None
-            why = "you did not allow it" if request.allow_stdin else NOBODY_TO_ASK
-            violation = CodeViolation(cell.verdict, self._policy.name, request.code, f": {why}")
+            violation = CodeViolation(cell.verdict, self._policy.name, request.code, answer)
             self._deny(cell, violation)
             return True
         cell.approved = True
         self._judge.approved(request.code, request.expressions)
         self._run(cell)
         return True
+
+    def _answer_command(self, cell: RunningCell) -> Ending:
+        """What a cell that says ``%approvals`` is told."""
+        approvals = self.asking.approvals
+        _, *words = cell.request.code.split()
+        try:
+            match words:
+                case []:
+                    return Ending(NOTHING_USED, said=approvals.in_words())
+                case ["revoke", word]:
+                    revoked = approvals.revoke(word)
+                    of = [each.recorded for each in revoked]
+                    self._audit.event("approvals_revoked", {"of": of}, cell.audit_id)
+                    said = "\n".join(f"Revoked: {each}." for each in revoked)
+                    return Ending(NOTHING_USED, said=said or "There was nothing to revoke.")
+                case _:
+                    msg = "`%approvals` does not know these words."
+                    raise ApprovalUnknown(msg)
+        except ApprovalUnknown as error:
+            return Ending(NOTHING_USED, error=error, outcome="error")
 
     def _begin(self, cell: RunningCell) -> None:
         """What ipykernel says first, for a cell that it will not see."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, Protocol
-
-import zmq
 
 from sandbox_kernel import __version__
 from sandbox_kernel.errors import SandboxError, SandboxUnavailable
@@ -15,29 +13,44 @@ from sandbox_kernel.isolation.base import Sandbox, SandboxFacts
 from sandbox_kernel.isolation.lifeline import describe_wait_status
 from sandbox_kernel.isolation.probe import cpus_not_held, not_measurable
 from sandbox_kernel.isolation.start import SOCKET_PREFIX, StartedSandbox
+from sandbox_kernel.isolation.supervisor_line import (
+    Checkpoints,
+    Clock,
+    Exited,
+    NothingToWake,
+    Swept,
+    TookOver,
+)
 from sandbox_kernel.limits.ladder import Restored
 from sandbox_kernel.limits.meter import Meter
 from sandbox_kernel.log import log
 from sandbox_kernel.policy.model import Limits
+from sandbox_kernel.relay.allowance import Allowance
+from sandbox_kernel.relay.channel import InnerChannel
 from sandbox_kernel.relay.inner import WRAPPER_IDENTITY, InnerSockets
 from sandbox_kernel.relay.inner_kernel import InnerKernel, RolledBack, in_words
 from sandbox_kernel.relay.link import Link
-from sandbox_kernel.relay.loop import Loop
+from sandbox_kernel.relay.loop import Loop, Source
 from sandbox_kernel.relay.wire import Author, WireError
 
 START_SECONDS: Final = 60.0
 # How long a sandbox that ends may take from its first closed connection to its exit.
 HANG_UP_SECONDS: Final = 1.0
-# A rollback takes a tenth of a second; under gVisor a supervisor may need many to end a storm of
-# processes, and to wait is better than to lose the variables.
-ROLLBACK_SECONDS: Final = 15.0
+# A rollback takes a tenth of a second. A supervisor may need many to end a storm of processes under gVisor,
+# and to wait is better than to lose the variables. But nothing is enforced meanwhile, except memory.
+ROLLBACK_SECONDS: Final = 6.0
+ROLLBACK_SECONDS_UNDER_GVISOR: Final = 15.0
+# When it takes longer than usual, and how often its memory is looked at then.
+ROLLBACK_USUALLY_SECONDS: Final = 1.0
+GUARD_SECONDS: Final = 0.1
 # A kernel process that has ended a cell answers at once.
 SWEEP_SECONDS: Final = 1.0
 UNDO_SECONDS: Final = 8.0
 CONSOLE_BYTES: Final = 16 * 1024
+CONSOLE_REST_SECONDS: Final = 0.02
 CHECKPOINTS_KEPT: Final = 2
 # Among what a checkpoint lacks: that more had been changed since it was made.
-UNMADE: Final = "unmade=1"
+UNMADE: Final = "unmade"
 
 
 class Starter(Protocol):
@@ -67,14 +80,14 @@ class Lifecycle:
     def __init__(
         self,
         loop: Loop,
-        context: zmq.Context[zmq.Socket[bytes]],
+        allowance: Allowance,
         author: Author,
         starter: Starter,
         limits: Limits,
         serving: Serving,
     ) -> None:
         self._loop = loop
-        self._context = context
+        self._allowance = allowance
         self._author = author
         self._starter = starter
         self._limits = limits
@@ -117,7 +130,7 @@ class Lifecycle:
         inner = self._inner = InnerKernel(started, sockets)
         lifeline, sandbox = started.lifeline, started.sandbox
         self._loop.watch(lifeline.descriptor, lambda: self._accept(inner))
-        self._loop.watch(sandbox.console_descriptor, lambda: self._read_console(inner))
+        self._watch_console(inner)
         self._loop.watch(sandbox.exit_descriptor, lambda: self._on_exit(inner))
         if sandbox.report_descriptor is not None:
             self._loop.watch(sandbox.report_descriptor, lambda: self._hear(inner))
@@ -180,8 +193,10 @@ class Lifecycle:
 
     def _bind(self, started: StartedSandbox, prefix: str) -> InnerSockets | None:
         try:
-            return InnerSockets(self._context, started.directory, started.sandbox.give, prefix)
-        except (zmq.ZMQError, OSError) as error:
+            return InnerSockets(
+                self._loop, started.directory, started.sandbox.give, prefix, self._allowance
+            )
+        except OSError as error:
             self._drop()
             started.close()
             what = f"The inner kernel's sockets cannot be made: {error}."
@@ -197,48 +212,70 @@ class Lifecycle:
 
     def _await_kernel(self, inner: InnerKernel, seconds: float, late: Callable[[], None]) -> None:
         """The kernel process connects and answers a first question, or is ``late``."""
-        shell = inner.link.sockets.shell
-        self._loop.watch(shell, lambda: self._probe(inner), zmq.POLLOUT)
+        for channel in inner.link.sockets.all:
+            self._loop.watch(channel, partial(self._greet, inner, channel))
         inner.deadline = self._loop.call_later(seconds, late)
+
+    def _greet(self, inner: InnerKernel, channel: InnerChannel) -> None:
+        channel.greet()
+        if channel.connected:
+            # What it says waits until somebody listens.
+            self._loop.forget(channel)
+            if channel is inner.link.sockets.shell:
+                self._probe(inner)
+            else:
+                self._on_connected(inner)
 
     def _probe(self, inner: InnerKernel) -> None:
         """It is connected: its first answer says it is ready, and what it is."""
         shell = inner.link.sockets.shell
-        self._loop.forget(shell)
         self._loop.watch(shell, lambda: self._read_probe(inner))
         inner.probe_id = self._ask(inner, shell, "kernel_info_request", {})
 
     def _ask(
         self,
         inner: InnerKernel,
-        socket: zmq.Socket[bytes],
+        channel: InnerChannel,
         msg_type: str,
         content: Mapping[str, Any],
     ) -> str:
         request = self._author.message(msg_type, content)
-        with contextlib.suppress(zmq.Again):  # it hung up; the exit handler comes next
-            socket.send_multipart(inner.link.codec.write(request, [WRAPPER_IDENTITY]), zmq.NOBLOCK)
+        # If it hung up, the exit handler comes next.
+        channel.send(inner.link.codec.write(request, [WRAPPER_IDENTITY]))
         return request.msg_id
 
     def _read_probe(self, inner: InnerKernel) -> None:
-        frames = inner.link.sockets.shell.recv_multipart(zmq.NOBLOCK)
+        sockets = inner.link.sockets
+        if (frames := sockets.shell.receive()) is None:
+            if not sockets.shell.connected:
+                # It hung up before it said anything: another one may connect.
+                self._loop.watch(sockets.shell, partial(self._greet, inner, sockets.shell))
+            return
         try:
             reply = inner.link.codec.read(frames)
         except WireError as error:
-            log(f"the inner kernel's first message is malformed: {error}")
+            if not inner.malformed:
+                log(f"the inner kernel's first message is malformed: {error}")
+            inner.malformed = True
             return
         if reply.parent_id != inner.probe_id or reply.msg_type != "kernel_info_reply":
             return
-        self._loop.forget(inner.link.sockets.shell)
-        inner.link.sockets.take_nobody_else()
-        for monitor in inner.link.sockets.monitors:
-            self._loop.watch(monitor, lambda: self._on_hang_up(inner))
+        self._loop.forget(sockets.shell)
         if inner.kernel_info is None:
             # Only what it said before any cell ran; a cell may have taught it to lie since.
             self._author.version = str(reply.header.get("version", self._author.version))
             inner.kernel_info = reply.content
-        inner.serving = True
-        self._serve_if_ready(inner)
+        inner.answered = True
+        self._on_connected(inner)
+
+    def _on_connected(self, inner: InnerKernel) -> None:
+        """One more thing is there that a kernel process serves with: all its channels and an answer."""
+        sockets = inner.link.sockets
+        if inner.answered and all(channel.connected for channel in sockets.all):
+            sockets.lost = lambda why: self._on_hang_up(inner, sockets, why)
+            sockets.take_nobody_else()
+            inner.serving = True
+            self._serve_if_ready(inner)
 
     def _serve_if_ready(self, inner: InnerKernel) -> None:
         if not inner.serving or not inner.measured:
@@ -251,7 +288,7 @@ class Lifecycle:
             inner.link.kernel_info = self._introduced(inner)
         rolled_back, inner.rolled_back = inner.rolled_back, None
         restored, inner.restored = inner.restored, None
-        inner.undone = None
+        inner.undone, inner.tried_older = None, False
         if rolled_back is not None:
             # The cell that was rolled back is answered before the next one is forwarded.
             rolled_back(restored)
@@ -266,6 +303,27 @@ class Lifecycle:
         banner = "\n".join([*lines, str(inner.kernel_info.get("banner", ""))])
         return {**inner.kernel_info, "banner": banner}
 
+    # -- it is no longer trusted to be read ---------------------------------------------------------
+
+    def reads(self, source: Source) -> bool:
+        """Whether this is where the sandbox is heard."""
+        inner = self._inner
+        if inner is None:
+            return False
+        sandbox, lifeline = inner.started.sandbox, inner.started.lifeline
+        heard: list[Source | None] = [*inner.link.sockets.all]
+        heard += [sandbox.console_descriptor, sandbox.exit_descriptor, sandbox.report_descriptor]
+        heard += [lifeline.descriptor] if lifeline.open else []
+        return source in heard
+
+    def replace(self, how: str, *, again: bool = True) -> None:
+        """Give the sandbox up, variables and unread output too, and start another one if ``again``."""
+        inner = self._inner
+        if inner is None:
+            return
+        inner.link.sockets.disconnect()
+        self._lose(inner, how, again=again)
+
     # -- it is told what to do ---------------------------------------------------------------------
 
     def interrupt(self) -> None:
@@ -278,8 +336,10 @@ class Lifecycle:
         if self._inner is not None:
             self._inner.started.lifeline.send("forget")
 
-    def sweep(self, since_ticks: int, done: Callable[[int], None]) -> None:
-        """End what was started since then and is not the kernel process.
+    def sweep(
+        self, since_ticks: int, done: Callable[[int], None], before_ticks: int | None = None
+    ) -> None:
+        """End what was started since then, and before another time, and is not the kernel process.
 
         ``done`` hears how many threads of that are left, as far as is known inside.
         """
@@ -297,8 +357,9 @@ class Lifecycle:
 
         inner.sweeps.append(done)
         self._loop.call_later(SWEEP_SECONDS, late)
-        since_ticks -= inner.clock_ahead
-        self._when_answering(inner, lambda: inner.started.lifeline.send("sweep", since_ticks))
+        period = [since_ticks] if before_ticks is None else [since_ticks, before_ticks]
+        ticks = [each - inner.clock_ahead for each in period]
+        self._when_answering(inner, lambda: inner.started.lifeline.send("sweep", *ticks))
 
     def _when_answering(self, inner: InnerKernel, then: Callable[[], None]) -> None:
         """Do something once the kernel process answers, and so has made its checkpoint.
@@ -344,7 +405,7 @@ class Lifecycle:
         inner.link.sockets.close()
         inner.generation += 1
         prefix = f"{SOCKET_PREFIX}{inner.generation}"
-        inner.serving = False
+        inner.serving = inner.answered = False
         inner.sweeps.clear()  # with the process that was asked
         inner.rolled_back = done
         sockets = self._bind(inner.started, prefix)
@@ -353,9 +414,29 @@ class Lifecycle:
             return
         inner.link = Link(sockets, inner.link.codec)
         inner.started.lifeline.send("rollback", to, f"{inner.started.place}/{prefix}")
+        is_gvisor = inner.started.sandbox.facts.level == "gvisor"
         self._await_kernel(
-            inner, ROLLBACK_SECONDS, lambda: self._lose(inner, "no checkpoint took over in time")
+            inner,
+            ROLLBACK_SECONDS_UNDER_GVISOR if is_gvisor else ROLLBACK_SECONDS,
+            lambda: self._lose(inner, "no checkpoint took over in time"),
         )
+        generation = inner.generation
+        self._loop.call_later(ROLLBACK_USUALLY_SECONDS, lambda: self._guard(inner, generation))
+
+    def _guard(self, inner: InnerKernel, generation: int, before: int | None = None) -> None:
+        """End a sandbox that goes on growing though its supervisor was told to stop what runs in it.
+
+        The variables are worth some waiting, but not the host's memory. ``before``: what it had.
+        """
+        is_over = inner.restored is not None or inner.generation != generation
+        allowed = self._limits.hard_memory_bytes
+        if self._inner is not inner or is_over or allowed is None:
+            return
+        used = inner.meter.memory_bytes(allowed)
+        if used > allowed and before is not None and used > before:
+            self._lose(inner, "it went on taking memory while its cell was being stopped")
+        else:
+            self._loop.call_later(GUARD_SECONDS, lambda: self._guard(inner, generation, used))
 
     def shut_down(self, content: Mapping[str, Any]) -> bool:
         """Ask the kernel to end, so that the user's ``atexit`` runs; whether there is one to ask."""
@@ -374,22 +455,22 @@ class Lifecycle:
             # With the supervisor goes the sandbox. Who started it may not live to say so.
             self._loop.call_later(HANG_UP_SECONDS, lambda: self._on_end(inner))
             return
-        for words in lines:
-            match words:
-                case ["checkpoints", number, label] if number.isdecimal() and inner.counted:
+        for line in lines:
+            match line:
+                case Checkpoints(number, label) if inner.counted:
                     counted, inner.counted = inner.counted, None
                     # Those of earlier cells do not count: an undo would take back more than the last.
-                    counted(int(number) if label == str(self.finished) else 0)
-                case ["clock", ticks] if ticks.isdecimal():
-                    inner.set_clock(int(ticks))
-                case ["restored", label, *lost] if label.isdecimal() and inner.rolled_back:
-                    inner.restored = Restored(int(label), in_words(lost), UNMADE in lost)
+                    counted(number if label == self.finished else 0)
+                case Clock(ticks):
+                    inner.set_clock(ticks)
+                case TookOver(label, lost) if inner.rolled_back:
+                    inner.restored = Restored(label, in_words(lost), bool(lost.get(UNMADE)))
                     self._serve_if_ready(inner)
-                case ["swept", _, threads] if threads.isdecimal() and inner.sweeps:
-                    inner.sweeps.popleft()(int(threads))
-                case ["exited", status] if status.isdecimal():
-                    self._on_kernel_exit(inner, int(status))
-                case ["nothing"]:
+                case Swept(_, threads) if inner.sweeps:
+                    inner.sweeps.popleft()(threads)
+                case Exited(status):
+                    self._on_kernel_exit(inner, status)
+                case NothingToWake():
                     self._lose(inner, "there was no checkpoint to go back to")
             if self._inner is not inner:
                 return
@@ -405,6 +486,13 @@ class Lifecycle:
             inner.started.lifeline.close()
         elif inner.rolled_back is not None and inner.restored is None:
             pass  # it ended before it could be killed; who takes its place is on the way
+        elif inner.rolled_back is not None and inner.restored is not None and not inner.tried_older:
+            # It ended as soon as it woke: what ends it is in that state, and not in one before it.
+            inner.tried_older = True
+            older, inner.restored = inner.restored.label - 1, None
+            if inner.deadline is not None:
+                inner.deadline.cancel()
+            self.roll_back(older, inner.rolled_back)
         elif inner.rolled_back is not None or (status == 0 and not self._was_running()):
             self._lose(inner, how)  # `exit()` means it
         else:
@@ -415,14 +503,26 @@ class Lifecycle:
         self._serving.suspend()  # which reads its last words
         return self._serving.watching()
 
-    def _read_console(self, inner: InnerKernel) -> None:
-        descriptor = inner.started.sandbox.console_descriptor
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(descriptor, 65536)
-            if not data:
-                self._loop.forget(descriptor)
-            # Only the end is kept, for error messages: cells can write here without bound.
-            inner.console = (inner.console + data)[-CONSOLE_BYTES:]
+    def _watch_console(self, inner: InnerKernel) -> None:
+        if self._inner is inner:
+            descriptor = inner.started.sandbox.console_descriptor
+            self._loop.watch(descriptor, lambda: self._on_console(inner))
+
+    def _on_console(self, inner: InnerKernel) -> None:
+        # Cells can write here without end: they wait meanwhile, not the wrapper.
+        self._loop.forget(inner.started.sandbox.console_descriptor)
+        if self._read_console(inner):
+            self._loop.call_later(CONSOLE_REST_SECONDS, lambda: self._watch_console(inner))
+
+    def _read_console(self, inner: InnerKernel) -> bool:
+        """Read what is there; whether more may come."""
+        try:
+            data = os.read(inner.started.sandbox.console_descriptor, 65536)
+        except BlockingIOError:
+            return True
+        # Only the end is kept, for error messages.
+        inner.console = (inner.console + data)[-CONSOLE_BYTES:]
+        return bool(data)
 
     # -- it goes -----------------------------------------------------------------------------------
 
@@ -435,17 +535,19 @@ class Lifecycle:
             )
         )
 
-    def _on_hang_up(self, inner: InnerKernel) -> None:
-        """A connection is gone. Either the kernel process is ending, or a cell has broken it."""
-        sockets = inner.link.sockets
-        for monitor in sockets.monitors:
-            self._loop.forget(monitor)
-        self._loop.call_later(HANG_UP_SECONDS, lambda: self._on_broken(inner, sockets))
+    def _on_hang_up(self, inner: InnerKernel, sockets: InnerSockets, why: str | None) -> None:
+        """A connection is gone. Either the kernel process is ending, or a cell has broken it.
 
-    def _on_broken(self, inner: InnerKernel, sockets: InnerSockets) -> None:
+        ``why`` says what was wrong with it if the wrapper hung up itself.
+        """
+        # Never at once: whoever has found out is in the middle of reading.
+        wait = HANG_UP_SECONDS if why is None else 0.0
+        how = "its kernel closed a connection" if why is None else f"its kernel {why}"
+        self._loop.call_later(wait, lambda: self._on_broken(inner, sockets, how))
+
+    def _on_broken(self, inner: InnerKernel, sockets: InnerSockets, how: str) -> None:
         if self._inner is not inner or inner.link.sockets is not sockets or self._serving.ended():
             return
-        how = "its kernel closed a connection or sent more than a message may hold"
         if inner.rolled_back is None:
             self._serving.died(how)
 
@@ -468,7 +570,7 @@ class Lifecycle:
         self._drop()
         self._try(lambda: self._starter.instead(sandbox, reason))
 
-    def _lose(self, inner: InnerKernel, how: str) -> None:
+    def _lose(self, inner: InnerKernel, how: str, *, again: bool = True) -> None:
         if self._inner is not inner:
             return
         self._serving.suspend()
@@ -476,7 +578,13 @@ class Lifecycle:
         if inner.undone is not None:
             inner.undone(None)
         self._drop()
-        self.revive()
+        if again:
+            self.revive()
+        else:
+            what = f"The sandbox was replaced too often in a short time; the last time {how}."
+            self.give_up(
+                SandboxUnavailable(what, hint="Run the cell again to start another sandbox.")
+            )
 
     def give_up(self, error: SandboxError) -> None:
         log(f"{error.ename}: {error}")
@@ -503,7 +611,5 @@ class Lifecycle:
         inner.link.sockets.close()
 
     def _forget_sockets(self, inner: InnerKernel) -> None:
-        sockets = inner.link.sockets
-        self._loop.forget(sockets.shell)
-        for monitor in sockets.monitors:
-            self._loop.forget(monitor)
+        for channel in inner.link.sockets.all:
+            self._loop.forget(channel)

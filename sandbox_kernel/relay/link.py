@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-import zmq
-
 from sandbox_kernel.relay.cells import OVERTAKING, Channel, Request
+from sandbox_kernel.relay.channel import InnerChannel
 from sandbox_kernel.relay.inner import WRAPPER_IDENTITY, InnerSockets
-from sandbox_kernel.relay.sockets import send
+from sandbox_kernel.relay.sent import SentIn
 from sandbox_kernel.relay.wire import Codec, Message, encode_object
 
 MAX_OUTSTANDING: Final = 1 << 16
@@ -115,7 +114,8 @@ class Statuses:
         """Whether this was still to come; each does once."""
         msg_id = status.parent_id or ""
         due = self._due.get(msg_id)
-        if due is None or status.weight > MAX_STATUS_BYTES:
+        # Its parent is the request's header, as long as the frontend made that.
+        if due is None or status.weight - len(status.frames[1]) > MAX_STATUS_BYTES:
             return False
         if status.outline.is_state("idle"):
             del self._due[msg_id]
@@ -136,6 +136,7 @@ class InnerSide:
         self.link: Link | None = None
         self.outstanding: Final = Outstanding()
         self.statuses: Final = Statuses()
+        self.sent: Final = SentIn()
         self._drop = drop
 
     def lose(self) -> Unanswered:
@@ -147,6 +148,7 @@ class InnerSide:
     def send_request(self, request: Request, message: Message) -> None:
         """``message`` is the request as the inner kernel is to see it."""
         assert self.link is not None
+        self.sent.add(request)
         if request.expects_reply or request.msg_type in OVERTAKING:
             self.outstanding.add(request)
         if not request.is_cell:
@@ -176,14 +178,12 @@ class InnerSide:
     def _send(
         self,
         link: Link,
-        socket: zmq.Socket[bytes],
+        channel: InnerChannel,
         message: Message,
         idents: tuple[bytes, ...] | None = None,
     ) -> None:
         frames = link.codec.write(message, message.idents if idents is None else idents)
-        try:
-            send(socket, frames)
-        except zmq.Again:
+        if not channel.send(frames):
             # Nobody is connected any more: the wrapper has heard of it too, and what was to be
             # answered is lost with the kernel, which `Outstanding.lose` sees to.
             self._drop("message to an inner kernel that hung up")

@@ -10,11 +10,18 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
-Source = zmq.Socket[bytes] | int
+
+class Pollable(Protocol):
+    """What has a descriptor of its own to be polled."""
+
+    def fileno(self) -> int: ...
+
+
+Source = zmq.Socket[bytes] | int | Pollable
 Handler = Callable[[], None]
 
 
@@ -36,18 +43,30 @@ class Loop:
 
     def __init__(self) -> None:
         self._poller = zmq.Poller()
-        self._handlers: dict[Any, Handler] = {}
+        # By what the poller knows a source by: who is watched there, and its handler.
+        self._watched: dict[Any, tuple[Source, Handler]] = {}
+        # What the poller knows each source by. A source that is closed by now has no descriptor to ask for.
+        self._polled: dict[Source, Any] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._running = False
+        # Told of an exception that a handler lets out, and of its source: `None` if it was a timer's.
+        # Without it, the exception ends the loop.
+        self.failed: Callable[[Source | None, Exception], None] | None = None
 
     def watch(self, source: Source, handler: Handler, events: int = zmq.POLLIN) -> None:
-        self._poller.register(source, events)
-        self._handlers[source] = handler
+        polled = self._polled[source] = _polled(source)
+        self._poller.register(polled, events)
+        self._watched[polled] = (source, handler)
 
     def forget(self, source: Source) -> None:
-        if self._handlers.pop(source, None) is not None:
-            self._poller.unregister(source)
+        """Watch it no longer; nothing happens if it is not watched, or closed already."""
+        polled = self._polled.pop(source, None)
+        watched = self._watched.get(polled)
+        # The number of one that was closed may be another's by now.
+        if watched is not None and watched[0] == source:
+            del self._watched[polled]
+            self._poller.unregister(polled)
 
     def call_later(self, seconds: float, callback: Handler) -> Timer:
         timer = Timer(callback)
@@ -64,16 +83,29 @@ class Loop:
 
     def step(self, timeout_milliseconds: int | None) -> None:
         """One round: wait for something, then call what is due."""
-        for source, _ in self._poller.poll(timeout_milliseconds):
-            # A handler earlier in this round may have dropped this source.
-            handler = self._handlers.get(source)
-            if handler is not None:
-                handler()
+        ready = [
+            (polled, self._watched[polled]) for polled, _ in self._poller.poll(timeout_milliseconds)
+        ]
+        for polled, watched in ready:
+            # A handler earlier in this round may have dropped this one, and a descriptor of another
+            # sandbox may have its number.
+            if self._watched.get(polled) is watched:
+                source, handler = watched
+                self._call(handler, source)
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             _, _, timer = heapq.heappop(self._timers)
             if not timer.cancelled:
-                timer.callback()
+                self._call(timer.callback, None)
+
+    def _call(self, handler: Handler, source: Source | None) -> None:
+        try:
+            handler()
+        except Exception as error:
+            # The one place where any exception is taken: no message may end the kernel.
+            if self.failed is None:
+                raise
+            self.failed(source, error)
 
     def _milliseconds_to_next_timer(self) -> int | None:
         while self._timers and self._timers[0][2].cancelled:
@@ -82,3 +114,8 @@ class Loop:
             return None
         # Rounded up: a poll that returns a fraction early would spin.
         return max(0, int((self._timers[0][0] - time.monotonic()) * 1000) + 1)
+
+
+def _polled(source: Source) -> zmq.Socket[bytes] | int:
+    """What the poller knows the source by."""
+    return source if isinstance(source, int | zmq.Socket) else source.fileno()

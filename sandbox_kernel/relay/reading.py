@@ -10,6 +10,7 @@ from typing import Final
 import zmq
 
 from sandbox_kernel.log import log
+from sandbox_kernel.relay.channel import InnerChannel
 from sandbox_kernel.relay.sockets import receive
 from sandbox_kernel.relay.wire import BodyError, Codec, Message, WireError
 
@@ -31,18 +32,18 @@ class Reader:
         if self.drops[reason] == 1:
             log(f"dropped a message: {reason}; further ones are only counted")
 
-    def frames(self, socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+    def frames(self, socket: zmq.Socket[bytes] | InnerChannel) -> Iterator[list[bytes]]:
         """The frames of each message that is there, for one turn."""
         # One at a time: a batch of large frames would stand in memory all at once.
         end_of_turn = time.monotonic() + TURN_SECONDS
         # What was read may have had the inner kernel killed, and its sockets closed.
         while not socket.closed and time.monotonic() < end_of_turn:
-            frames = receive(socket)
+            frames = socket.receive() if isinstance(socket, InnerChannel) else receive(socket)
             if frames is None:
                 return
             yield frames
 
-    def messages(self, socket: zmq.Socket[bytes], codec: Codec) -> Iterator[Message]:
+    def messages(self, socket: InnerChannel, codec: Codec) -> Iterator[Message]:
         """The well-formed messages of one turn."""
         for frames in self.frames(socket):
             try:
@@ -71,7 +72,7 @@ class Reader:
             else:
                 yield message
 
-    def hostile(self, socket: zmq.Socket[bytes], codec: Codec) -> Iterator[Message]:
+    def hostile(self, socket: InnerChannel, codec: Codec) -> Iterator[Message]:
         """The same from the inner kernel: everything must carry our session id."""
         for message in self.messages(socket, codec):
             if message.header.get("session") == self._session:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
 from sandbox_kernel.audit.log import AuditLog
-from sandbox_kernel.errors import PolicyViolation, SandboxError, SandboxLost
+from sandbox_kernel.errors import PolicyViolation, SandboxError, SandboxLost, WrapperFailed
 from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.outputs.annotate import strip_metadata
 from sandbox_kernel.outputs.receipt import new_audit_id
@@ -63,6 +63,7 @@ class Host(Protocol):
     def usage(self) -> Mapping[str, Any]: ...
     def undo(self, cell: RunningCell) -> None: ...
     def undo_request(self, request: Request) -> None: ...
+    def failed(self, error: Exception, *, fatal: bool) -> None: ...
 
 
 class Router:
@@ -130,6 +131,7 @@ class Router:
             self._counts,
             accounts,
             self._debugging,
+            policy.late_output,
         )
         self._stdin = Stdin(
             loop,
@@ -164,11 +166,6 @@ class Router:
         """What was dropped, by its reason."""
         return self._reader.drops
 
-    @property
-    def held_bytes(self) -> int:
-        """What messages of the frontend's take that the inner kernel may not have taken yet."""
-        return self._cells.held_bytes
-
     # -- the inner kernel comes and goes ---------------------------------------------------------
 
     def attach(self, link: Link) -> None:
@@ -186,8 +183,7 @@ class Router:
             self._forwarder.run(cell)
         for question in self._cells.questions:
             self._kernel_info.expect(question)
-        for request in self._cells.release():
-            self._forward(request)
+        self._forward_all(self._cells.release())
 
     def suspend(self) -> None:
         """The inner kernel is gone, for now or for ever; its open cells are concluded later.
@@ -199,6 +195,8 @@ class Router:
             return
         self._output.read_last_words()
         self._read_inner_shell()
+        if self._inner.link is not link:
+            return  # its last words ended a cell that had to be rolled back: that has suspended it
         for socket in ("control", "stdin", "iopub", "shell", "replies"):
             self._loop.forget(getattr(link.sockets, socket))
         self._stdin.suspend()
@@ -211,7 +209,7 @@ class Router:
         self._cells.put_back(unanswered.again)
 
     def fail(self, cell: RunningCell, ending: Ending) -> None:
-        """Conclude a cell that fails here, and was never sent in.
+        """Conclude a cell that fails or is answered here, and was never sent in.
 
         That is faster than a frontend sends one cell after another: those of the same "Run all" are to
         be aborted, as behind a cell that took its time to fail. Never at once: the next one may fail here
@@ -220,12 +218,14 @@ class Router:
         wait = cell.request.received + BURST_SECONDS - time.monotonic()
         self._endings[cell.request.msg_id] = ending
         self._loop.call_later(
-            max(0.0, wait) if cell.request.stop_on_error else 0.0,
+            max(0.0, wait) if ending.error is not None and cell.request.stop_on_error else 0.0,
             lambda: self.conclude(cell, ending),
         )
 
     def conclude(self, cell: RunningCell, ending: Ending) -> None:
         """Say the last words of a cell and go on with the next."""
+        self._output.release_claims(cell)
+        self._inner.sent.end(cell.request)
         if not cell.request.is_cell:
             self._cells.end_callback(cell)
             if not cell.request.expects_reply:
@@ -260,8 +260,7 @@ class Router:
         for request in cell.aborted:
             self._settler.abort(request, new_audit_id())
         if self._inner.link is not None:
-            for request in self._cells.release():
-                self._forward(request)
+            self._forward_all(self._cells.release())
 
     def refuse(self, error: SandboxError) -> None:
         """There is no sandbox to be had: say so to everything that waits and that still comes."""
@@ -290,12 +289,30 @@ class Router:
     def _read_frontend_shell(self) -> None:
         refuse = partial(self._refuse_unreadable, "shell")
         for message in self._reader.built(self._frontend.shell, self._codec, refuse):
-            self._admit(Request("shell", message), self._shell_answers)
+            self._take_in(Request("shell", message), self._shell_answers)
 
     def _read_frontend_control(self) -> None:
         refuse = partial(self._refuse_unreadable, "control")
         for message in self._reader.built(self._frontend.control, self._codec, refuse):
-            self._admit(Request("control", message), self._control_answers)
+            self._take_in(Request("control", message), self._control_answers)
+
+    def _take_in(self, request: Request, answers: Mapping[str, Callable[[Request], None]]) -> None:
+        self._guard(request, lambda: self._admit(request, answers))
+
+    def _guard(self, request: Request, handle: Callable[[], None]) -> None:
+        """Handle a request; an exception becomes its answer."""
+        try:
+            handle()
+        except Exception as error:
+            # Its client waits for an answer; and one request must not cost others theirs.
+            cell = self._cells.begun_by(request)
+            is_inside = cell is not None and bool(cell.sent)
+            self._host.failed(error, fatal=is_inside)
+            reason = WrapperFailed(error)
+            if cell is not None and not is_inside:
+                self.conclude(cell, Ending(NOTHING_USED, error=reason, outcome="error"))
+            elif cell is None and request.expects_reply:
+                self._answer(request, error_content(reason))
 
     def _refuse_unreadable(self, channel: Channel, message: Message) -> None:
         request = Request(channel, message)
@@ -304,6 +321,7 @@ class Router:
 
     def _admit(self, request: Request, answers: Mapping[str, Callable[[Request], None]]) -> None:
         answer = answers.get(request.msg_type)
+        self._inner.sent.forget(request.msg_id)
         if request.channel == "control":
             self._overhear(request)
         if answer is not None:
@@ -318,8 +336,7 @@ class Router:
             if request.msg_type == "kernel_info_request":
                 self._kernel_info.expect(request)
             # A cell sent on control takes its turn like any other; its reply goes to control.
-            for ready in self._cells.admit(request):
-                self._forward(ready)
+            self._forward_all(self._cells.admit(request))
         elif self._failure is not None:
             self._admit_without_sandbox(request, self._failure)
         elif request.msg_type == "kernel_info_request" and self._kernel_info.content:
@@ -376,6 +393,10 @@ class Router:
         self._answer(request, self._host.usage())
 
     # -- to the inner kernel ---------------------------------------------------------------------
+
+    def _forward_all(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._guard(request, partial(self._forward, request))
 
     def _forward(self, request: Request) -> None:
         cell = self._cells.begun_by(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,12 +32,6 @@ NOT_RECORDED: Final = (
 NOTHING_USED: Final = Usage(0.0, 0.0, 0, 0, 0, 0, "none")
 # When the reply and the idle are with the client: until then it needs the processors more than the log.
 RECORD_SECONDS: Final = 0.003
-# What an ordinary error of a cell says about how it ended.
-_OUTCOMES: Final[Mapping[str, Outcome]] = {
-    "KeyboardInterrupt": "interrupted",
-    "CancelledError": "interrupted",  # an interrupted `await`
-    "MemoryError": "memory",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,7 @@ class Ending:
     usage: Usage
     state: State = "kept"
     error: SandboxError | None = None
-    outcome: Outcome | None = None  # where the cell's reply does not say it
+    outcome: Outcome | None = None  # where it is the wrapper that knows
     exceeded: Exceeded | None = None
     not_restored: tuple[str, ...] = ()
     # What the wrapper has done in its place, if it was a cell for the wrapper.
@@ -143,6 +137,7 @@ class Settler:
             exceeded=ending.exceeded,
             not_restored=ending.not_restored,
             audit=self._audit.lacks(cell),
+            answer=cell.answer,
         )
 
 
@@ -155,11 +150,8 @@ def verdict_of(cell: RunningCell, ending: Ending) -> VerdictWord:
 
 
 def outcome_of(cell: RunningCell) -> Outcome:
-    """How the cell says it ended."""
-    if cell.reply is None or not cell.reply.outline.failed:
-        return "ok"
-    ename, _, _ = cell_error(cell.reply.frames[3])
-    return _OUTCOMES.get(ename, "error")
+    """Whether the cell says that it failed. Why it did, its error's name does not prove."""
+    return "error" if cell.reply is not None and cell.reply.outline.failed else "ok"
 
 
 def inner_traceback(cell: RunningCell) -> list[str]:

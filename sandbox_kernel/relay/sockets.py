@@ -12,6 +12,7 @@ _NOW: Final = int(zmq.NOBLOCK)
 _NOW_AND_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _READABLE: Final = int(zmq.POLLIN)
 _COPY_BELOW_BYTES: Final = 1 << 16
+_COPY_TRACKED_BELOW_BYTES: Final = 1 << 12
 
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
@@ -20,6 +21,20 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
     for number, frame in enumerate(frames):
         flags = _NOW if number == last else _NOW_AND_MORE
         socket.send(frame, flags, copy=len(frame) < _COPY_BELOW_BYTES)
+
+
+def send_tracked(socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> zmq.MessageTracker:
+    """The same, with what knows when the largest frame has left, and so nearly all of the message."""
+    last = len(frames) - 1
+    largest = max(range(len(frames)), key=lambda number: len(frames[number]))
+    for number, frame in enumerate(frames):
+        flags = _NOW if number == last else _NOW_AND_MORE
+        if number == largest:
+            tracker = socket.send(frame, flags, copy=False, track=True)
+        else:
+            # Of a message of many buffers a copy would take as much memory again.
+            socket.send(frame, flags, copy=len(frame) < _COPY_TRACKED_BELOW_BYTES)
+    return tracker
 
 
 def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:

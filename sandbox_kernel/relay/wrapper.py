@@ -11,7 +11,7 @@ from typing import Any, Final
 import zmq
 
 from sandbox_kernel.audit.log import AuditLog
-from sandbox_kernel.errors import SandboxError, UndoUnavailable
+from sandbox_kernel.errors import SandboxError, SandboxUnavailable, UndoUnavailable
 from sandbox_kernel.isolation.start import StartedSandbox
 from sandbox_kernel.limits.enforcer import Enforcer
 from sandbox_kernel.limits.ladder import Restored
@@ -19,15 +19,18 @@ from sandbox_kernel.limits.meter import Meter
 from sandbox_kernel.log import log
 from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.policy.model import Policy
+from sandbox_kernel.relay.allowance import Allowance
 from sandbox_kernel.relay.answers import Answers, error_content
 from sandbox_kernel.relay.cells import Request, RunningCell
 from sandbox_kernel.relay.connection import ConnectionInfo
+from sandbox_kernel.relay.failures import Failures
 from sandbox_kernel.relay.frontend import FrontendSockets
 from sandbox_kernel.relay.lifecycle import Lifecycle, Starter
 from sandbox_kernel.relay.link import Link
-from sandbox_kernel.relay.loop import Loop
+from sandbox_kernel.relay.loop import Loop, Source
 from sandbox_kernel.relay.router import Router
 from sandbox_kernel.relay.settle import NOTHING_USED, Ending, Settler
+from sandbox_kernel.relay.subscribers import Subscribers
 from sandbox_kernel.relay.wire import Author, Codec
 
 # The inner kernel's time for its own atexit; jupyter_client sends SIGTERM after 2.5 s.
@@ -50,13 +53,20 @@ class Wrapper:
         self._audit = audit
         self._end = "ended"
         self._loop = Loop()
+        self._loop.failed = self._on_failure
+        self._failures = Failures()
         self._context = context
         self._frontend = frontend
         self._stopping = False
         codec = Codec(info.signer)
-        self._answers = Answers(self._frontend, codec, author)
+        allowance = Allowance(policy.limits.output_bytes)
+        subscribers = Subscribers(self._loop, frontend.iopub)
+        allowance.is_held_up = subscribers.are_behind
+        self._answers = Answers(
+            self._frontend, codec, author, allowance.passed_on, subscribers.publish
+        )
         self._lifecycle = Lifecycle(
-            self._loop, self._context, author, starter, policy.limits, serving=self
+            self._loop, allowance, author, starter, policy.limits, serving=self
         )
         self._enforcer = Enforcer(self._loop, policy, self._lifecycle, concluding=self)
         self._judge = Judge(policy.code)
@@ -94,6 +104,8 @@ class Wrapper:
             self._lifecycle.close()
             self._frontend.close()
             self._context.term()
+            if self._failures.count:
+                log(f"exceptions in all: {self._failures.count}")
             for reason, count in self._router.drops.items():
                 log(f"dropped in all: {reason} × {count}")
 
@@ -169,13 +181,10 @@ class Wrapper:
     def conclude(self, cell: RunningCell, ending: Ending) -> None:
         self._router.conclude(cell, ending)
 
-    def notice(self, text: str) -> None:
+    def notice(self, text: str, event: str) -> None:
         # No cell was running, whose outcome would say so.
-        self._audit.event("rollback", {"why": text})
+        self._audit.event(event, {"why": text})
         self._answers.notice(text)
-
-    def held_bytes(self) -> int:
-        return self._router.held_bytes
 
     # -- what the lifecycle tells ----------------------------------------------------------------
 
@@ -225,6 +234,31 @@ class Wrapper:
         if self._stopping:
             self._loop.stop()
         return self._stopping
+
+    # -- when something in here fails --------------------------------------------------------------
+
+    def _on_failure(self, source: Source | None, error: Exception) -> None:
+        """A handler let an exception out, which is a mistake of the wrapper's. It goes on.
+
+        What the sandbox says may have caused it, and a timer may be one that holds its limits: then
+        the sandbox is given up. A frontend's message has been answered by the router.
+        """
+        try:
+            self.failed(error, fatal=source is None or self._lifecycle.reads(source))
+        except Exception as second:
+            # Even to give the sandbox up in good order has failed: it ends, and nothing runs without one.
+            self._failures.note(second)
+            self._lifecycle.close()
+            what = f"The wrapper failed ({type(second).__name__}), and its sandbox was ended."
+            self._lifecycle.give_up(SandboxUnavailable(what, hint="Restart the kernel."))
+
+    def failed(self, error: Exception, *, fatal: bool) -> None:
+        self._failures.note(error)
+        where = "sandbox" if fatal else "frontend"
+        self._audit.event("wrapper_failed", {"error": type(error).__name__, "over": where})
+        if fatal and not self._stopping:
+            how = f"the wrapper failed over what it sent: {type(error).__name__}"
+            self._lifecycle.replace(how, again=not self._failures.too_many)
 
     # -- the world around ------------------------------------------------------------------------
 

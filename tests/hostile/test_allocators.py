@@ -14,11 +14,17 @@ import pytest
 from sandbox_kernel.limits.meter import CellMeter, Meter
 from tests.cgroups import cgroup_of, root_of
 from tests.hostile.test_hangs import SETUP
-from tests.kernel import TIMEOUT, Kernel, eventually, repetitions, running_kernel
+from tests.kernel import TIMEOUT, Kernel, eventually, running_kernel
 from tests.sandbox import test_ordinary_user as ordinary_user
+from tests.tiers import repetitions
 
 IS_ROOT = os.geteuid() == 0
-pytestmark = [pytest.mark.every_level, pytest.mark.alone, *([pytest.mark.slow] if IS_ROOT else [])]
+pytestmark = [
+    # By way of /proc, each fork is counted with all that earlier tests have left in the kernel.
+    pytest.mark.every_level(fresh=not IS_ROOT),
+    pytest.mark.alone,
+    *([pytest.mark.slow] if IS_ROOT else []),
+]
 # Root has a cgroup where there is any; an ordinary user's sandbox is measured by way of /proc.
 REPETITIONS = 20 if IS_ROOT else 3
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from sandbox_kernel.limits.meter import process_tree
-from tests.kernel import Kernel, Outcome, eventually, is_running, repetitions
+from tests.kernel import Kernel, Outcome, eventually, is_running
+from tests.tiers import FULL, repetitions
 
 pytestmark = [pytest.mark.every_level, pytest.mark.slow, pytest.mark.alone]
 
@@ -20,7 +21,7 @@ ALLOWANCE = 1.0
 # The processors of a busy machine are shared out by group: a container is one, as all tests are.
 BUSY_MACHINE = {"process": 0.0, "container": 1.0, "gvisor": 1.0}
 REPETITIONS = 20
-CONTROL_SECONDS = 1.0
+CONTROL_SECONDS = 0.7
 CONTROL_LIMITS = {"wall": f"{CONTROL_SECONDS}s", "grace": f"{GRACE}s"}
 
 SETUP = """
@@ -130,8 +131,8 @@ def test_a_cell_that_hangs_is_stopped_in_time_and_nothing_is_lost(
         assert receipt["outcome"] == "timeout", about
         assert receipt["exceeded"]["limit"] == "wall", about
         assert receipt["state"] in ("kept", "rolled_back"), about
-        assert stopped.evalue.startswith("The cell ran for "), about
-        assert "allows 0.3 s" in stopped.evalue, about
+        assert stopped.evalue.startswith(("The cell ran for ", "The cell was stopped at ")), about
+        assert "0.3 s" in stopped.evalue, about
         assert seconds > WALL, about
         assert seconds <= WALL + GRACE + ALLOWANCE + BUSY_MACHINE[level], about
         assert kernel.cell_pids() == set(), about
@@ -148,7 +149,7 @@ def test_a_cell_that_hangs_is_stopped_in_time_and_nothing_is_lost(
         f"{max(times):.3f} s at most; {kept} kept, {len(states) - kept} rolled back"
     )
     # The control: without a limit that is near, it does hang.
-    if level == "process":
+    if FULL and level == "process":
         expect_hanging_until_the_end(kernel, HANGS[how])
     else:  # the kernel is wanted by others
         seconds, ended = timed(lambda: kernel.run_within(CONTROL_LIMITS, HANGS[how]))

@@ -20,7 +20,7 @@ import zmq
 from jupyter_client.session import DELIM, Session
 
 from sandbox_kernel.words import size
-from tests.kernel import LEVELS, Kernel, Outcome, at, eventually, running_kernel
+from tests.kernel import LEVELS, TIMEOUT, Kernel, Outcome, at, eventually, running_kernel
 from tests.wire.test_hostile_cell import FORGE
 
 pytestmark = [pytest.mark.every_level, pytest.mark.alone]
@@ -310,6 +310,10 @@ KIT = FORGE + textwrap.dedent("""
     TEXT = {"name": "stdout", "text": BIG}
     SHOWN = {"data": {}, "metadata": {}, "transient": {}}
 
+    def padded(kind):
+        return {"msg_id": uuid.uuid4().hex, "msg_type": kind, "username": "x" * 60_000,
+                "session": session, "date": "2020-01-01T00:00:00Z", "version": "5.3"}
+
     def deaf():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -358,6 +362,27 @@ HOSTILE = {
     "metadata": (
         "p = me(); raw = {2: json.dumps({'x': BIG}).encode()}\n"
         "on_and_on(lambda: frames('display_data', SHOWN, p, raw=raw))"
+    ),
+    "headers": "p = me(); on_and_on(lambda: frames('comm_open', {}, p, header=padded('comm_open')))",
+    "headers_of_displays": (
+        "p = me(); on_and_on(lambda: frames('display_data', SHOWN, p, header=padded('display_data')))"
+    ),
+    "headers_of_unknown_types": (
+        "p = me(); on_and_on(lambda: frames('odd', {}, p, header=padded('odd')))"
+    ),
+    "parent_headers": (
+        "p = {**me(), 'pad': 'x' * 60_000}; on_and_on(lambda: frames('display_data', SHOWN, p))"
+    ),
+    "parent_headers_of_no_cell": (
+        "p = {'pad': 'x' * 60_000}; on_and_on(lambda: frames('comm_msg', {'comm_id': 'x'}, p))"
+    ),
+    "both_headers_of_clear_outputs": (
+        "p = {**me(), 'pad': 'x' * 60_000}\n"
+        "on_and_on(lambda: frames('clear_output', {}, p, header=padded('clear_output')))"
+    ),
+    "buffers": (
+        "p = me(); part = bytes(200 << 10)\n"
+        "on_and_on(lambda: frames('comm_msg', {'comm_id': 'x', 'data': {}}, p) + [part] * 3)"
     ),
     "topics": (
         "p = me(); on_and_on(lambda: frames('display_data', SHOWN, p, idents=[BIG.encode()]))"
@@ -430,7 +455,13 @@ def test_a_flood_between_cells_is_capped_as_one_of_a_cell_is(tmp_path: Path, nam
         assert seen.growth < WRAPPER_GROWTH
         assert seen.in_time, seen.slowest_answer
         assert seen.shown_bytes <= 2 * MIB + WORDS_OF_THE_WRAPPER
-        assert kernel.run("print('and on')").text() == "and on\n"
+        behind = kernel.run("print('and on')")
+        if behind.status == "error":
+            # The flood still stands before it in the queue, and was too much: all of that has ended.
+            assert (behind.ename, behind.receipt["state"]) == ("SandboxLost", "rolled_back")
+            assert "more messages that nobody gets" in behind.evalue
+            behind = kernel.run("print('and on')")
+        assert behind.text() == "and on\n"
 
 
 # -- memory of the wrapper's own -------------------------------------------------------------------
@@ -459,7 +490,7 @@ def test_a_message_without_end_does_not_fill_the_wrapper(kernel: Kernel, name: s
         f"wrapper +{size(seen.growth)}, answers within {seen.slowest_answer:.3f} s; "
         f"{outcome.ename}: {outcome.evalue}"
     )
-    assert seen.growth < 384 * MIB  # libzmq cannot be told of a limit: it is noticed and ended
+    assert seen.growth < WRAPPER_GROWTH
     assert seen.in_time, seen.slowest_answer
     assert outcome.status == "error"
     assert kernel.run("keep").result == "42"
@@ -481,21 +512,49 @@ def test_a_message_without_end_that_a_thread_sends_between_cells_does_not_either
         )
         outcome = kernel.run("keep")
     print(f"wrapper +{size(seen.growth)}, answers within {seen.slowest_answer:.3f} s")
-    assert "left running sent more than the wrapper can hold" in outcome.text("stderr")
+    assert seen.growth < WRAPPER_GROWTH
+    # What the kernel itself sends on the same stream may come between two frames.
+    said = outcome.text("stderr")
+    assert "never finished one" in said or "a frame of no known kind" in said
     assert outcome.result == "42"
 
 
-@pytest.mark.xfail(reason="libzmq queues 1000 messages of any size per subscriber", strict=True)
-def test_a_subscriber_that_never_reads_does_not_fill_the_wrapper(kernel: Kernel) -> None:
+# Each some 30 MiB.
+SHOWN = {
+    "large frames": "for _ in range(3): display({'text/plain': 'x' * (10 << 20)}, raw=True)",
+    "frames just below what is sent without a copy": (
+        "for _ in range(700): display({'text/plain': 'x' * 45_000}, raw=True)"
+    ),
+    "messages of many small buffers": (
+        "from comm import create_comm\n"
+        "comm = create_comm(target_name='x')\n"
+        "for _ in range(3): comm.send({}, buffers=[bytes(30_000)] * 333)"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SHOWN)
+def test_a_subscriber_that_never_reads_does_not_fill_the_wrapper(kernel: Kernel, how: str) -> None:
     with sockets(kernel, queue=1, iopub=zmq.SUB) as channels:
-        channels["iopub"].subscribe(b"")
-        time.sleep(0.5)
+        silent = channels["iopub"]
+        silent.subscribe(b"")
+        assert silent.poll(TIMEOUT * 1000), "it is welcomed, so it is subscribed"
         with watched(kernel) as seen:
             for _ in range(8):
-                outcome = kernel.run(
-                    "for _ in range(3): display({'text/plain': 'x' * (10 << 20)}, raw=True)"
-                )
+                outcome = kernel.run(SHOWN[how])
                 assert outcome.status == "ok"
         print(f"wrapper +{size(seen.growth)}")
         assert seen.in_time, seen.slowest_answer
         assert seen.growth < WRAPPER_GROWTH
+
+
+def test_a_frontend_that_pauses_for_a_second_misses_nothing(tmp_path: Path) -> None:
+    with running_kernel(cwd=tmp_path, policy=NO_LIMITS) as kernel:
+        assert kernel.run("1").result == "1"
+        request = kernel.client.execute("for number in range(20_000): display(number)")
+        kernel.client.get_iopub_msg(timeout=TIMEOUT)
+        time.sleep(1)  # the pause itself
+        outcome = kernel.outcome_of(request)
+    displays = [m["content"] for m in outcome.messages if m["msg_type"] == "display_data"]
+    shown = [content["data"]["text/plain"] for content in displays]
+    assert shown[:-1] == [str(number) for number in range(20_000)]

@@ -23,7 +23,6 @@ from sandbox_kernel.limits.cgroup_places import PREFIX, directories_of, find_pla
 from sandbox_kernel.limits.meter import process_tree
 from tests.kernel import (
     LEVELS,
-    REPEAT,
     UNCHECKED,
     Kernel,
     eventually,
@@ -32,13 +31,12 @@ from tests.kernel import (
     running_kernel,
 )
 from tests.ports import connection_file
+from tests.tiers import SEED, rounds
 
 pytestmark = [pytest.mark.process, pytest.mark.container, pytest.mark.gvisor, pytest.mark.slow]
 
-# 200 for the whole count.
-KILLS = max(30, 10 * REPEAT)
+KILLS = rounds(200, push=12)
 AT_ONCE = 3
-SEED = 20261116
 # After its start: before, while and after its sandbox comes up.
 LATEST_SECONDS = 3.0
 GONE_SECONDS = 10.0

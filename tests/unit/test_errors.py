@@ -32,6 +32,14 @@ def test_an_interrupted_cell_keeps_everything_and_is_told_so() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("own", "where"), [(False, "the 5 s limit of policy `default`"), (True, "its own 5 s limit")]
+)
+def test_a_cell_stopped_right_at_the_limit_is_told_the_limit_once(own: bool, where: str) -> None:
+    error = exceeded(used=5.0004, own=own)
+    assert error.what.startswith(f"The cell was stopped at {where}. It was interrupted; all")
+
+
 def test_a_cell_rolled_back_is_told_what_is_kept_what_is_undone_and_what_is_not() -> None:
     error = exceeded(
         action="rolled_back",
@@ -78,7 +86,8 @@ def test_every_limit_has_its_error_its_words_and_the_key_to_raise_it(limit: Limi
             error = exceeded(limit, allowed=1000, used=4096, action=action, state=state)
             assert error.ename == LIMIT_ERRORS[limit].__name__
             key = limit.replace("budget_", "budget.")
-            assert f"`{key}`" in error.hint or f"`limits.{key}`" in error.hint
+            named = f"`{key}`" in error.hint or f"`limits.{key}`" in error.hint
+            assert named == (limit not in ("pipes", "terminals"))  # which no policy sets
             assert str(error) == f"{error.what} {error.hint}"
             assert not set("{}") & set(str(error))
 
@@ -90,6 +99,8 @@ def test_the_names_users_see_are_those_of_the_design() -> None:
         "memory": ("CellMemoryExceeded", "memory"),
         "sandbox_memory": ("CellMemoryExceeded", "memory"),
         "processes": ("CellLimitExceeded", "error"),
+        "pipes": ("CellLimitExceeded", "error"),
+        "terminals": ("CellLimitExceeded", "error"),
         "output": ("CellOutputExceeded", "output"),
         "text": ("CellOutputExceeded", "output"),
         "messages": ("CellOutputExceeded", "output"),

@@ -220,24 +220,74 @@ def test_a_yes_lets_the_cell_run_once(strict: Kernel) -> None:
     assert len(again) == 1
 
 
-@pytest.mark.parametrize("answer", ["", "n", "no", "maybe", "\x00"])
-def test_anything_but_a_yes_is_a_no(strict: Kernel, answer: str) -> None:
-    outcome, _ = answering(strict, ASKED, answer)
+def line_of(outcome: Outcome) -> str:
+    """The receipt as the user sees it."""
+    return outcome.messages[-2]["content"]["data"]["text/plain"]
+
+
+def test_after_a_no_the_user_is_told_that_they_said_no(strict: Kernel) -> None:
+    outcome, prompts = answering(strict, ASKED, "n")
+    assert len(prompts) == 1
     assert outcome.ename == "PolicyViolation"
-    assert "you did not allow it" in outcome.evalue
-    assert outcome.receipt["verdict"] == "deny"
+    assert outcome.evalue.startswith("You said no to this cell: line 1, `colorsys`")
+    assert (outcome.receipt["verdict"], outcome.receipt["answer"]) == ("deny", "no")
+    assert line_of(outcome).startswith("not run: you said no · ")
     assert strict.run("'asked' in globals()").result == "False"
 
 
+def test_a_mistyped_answer_is_asked_for_again(strict: Kernel) -> None:
+    outcome, prompts = answering(strict, ASKED, "yse", "\x00", "y")
+    assert outcome.receipt["verdict"] == "approved"
+    assert "'yse' is not one of the answers" in prompts[1]
+    outcome, prompts = answering(strict, ASKED, "maybe", "perhaps", "well")
+    assert len(prompts) == 3
+    assert (outcome.ename, outcome.receipt["answer"]) == ("PolicyViolation", "unclear")
+
+
 @pytest.mark.every_level
-def test_always_is_remembered_for_the_rule_and_only_for_that(strict: Kernel) -> None:
-    _, prompts = answering(strict, ASKED, "always")
+def test_always_holds_for_exactly_what_was_asked_about(strict: Kernel) -> None:
+    first, prompts = answering(strict, ASKED, "always")
+    assert "[a]lways for module `colorsys`, [N]o" in prompts[0]
+    assert "approved by you · " in line_of(first)
+    again, prompts = answering(strict, "import colorsys as c; c.__name__")
+    assert (again.receipt["verdict"], prompts) == ("approved", [])
+    assert "approved by you earlier, for good · " in line_of(again)
+    for other in ("import netrc", "import colorsys, netrc", "exec(input.__name__)"):
+        outcome, prompts = answering(strict, other, "n")
+        assert (outcome.ename, len(prompts)) == ("PolicyViolation", 1)
+
+
+def test_always_about_code_without_a_name_holds_for_that_very_code(strict: Kernel) -> None:
+    _, prompts = answering(strict, "exec('a = 1')", "always")
+    assert "in exactly this code, [N]o" in prompts[0]
+    same, prompts = answering(strict, "exec('a = 1')")
+    assert (same.receipt["verdict"], prompts) == ("approved", [])
+    _, prompts = answering(strict, "exec('a = 2')", "n")
     assert len(prompts) == 1
-    outcome, prompts = answering(strict, "import netrc")
-    assert (outcome.receipt["verdict"], prompts) == ("approved", [])
-    outcome, prompts = answering(strict, "exec(input.__name__)", "n")
-    assert outcome.ename == "PolicyViolation"
+
+
+def test_approvals_are_listed_and_revoked(strict: Kernel) -> None:
+    assert "Nothing is approved for good" in strict.run("%approvals").text()
+    answering(strict, ASKED, "always")
+    answering(strict, "import netrc", "always")
+    listed = strict.run(" %approvals\n").text()
+    assert "  1  module `colorsys`\n" in listed
+    assert "  2  module `netrc`\n" in listed
+    assert strict.run("%approvals revoke 1").text() == "Revoked: module `colorsys`.\n"
+    _, prompts = answering(strict, ASKED, "n")
     assert len(prompts) == 1
+    _, prompts = answering(strict, "import netrc")
+    assert prompts == []
+    assert strict.run("%approvals revoke all").text() == "Revoked: module `netrc`.\n"
+    _, prompts = answering(strict, "import netrc", "n")
+    assert len(prompts) == 1
+
+
+@pytest.mark.parametrize("words", ["revoke 7", "revoke", "revoke 1 2", "forget"])
+def test_approvals_says_what_it_does_not_know(strict: Kernel, words: str) -> None:
+    outcome = strict.run(f"%approvals {words}")
+    assert (outcome.ename, outcome.receipt["outcome"]) == ("ApprovalUnknown", "error")
+    assert "Nothing was changed." in outcome.evalue
 
 
 def test_where_nobody_can_be_asked_the_answer_is_no(strict: Kernel) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty
 
 import pytest
 
-from tests.kernel import TIMEOUT, Kernel, Outcome
+from sandbox_kernel.outputs.receipt import RECEIPT_MIME
+from tests.kernel import Kernel, Outcome
 
 pytestmark = pytest.mark.every_level
 
@@ -92,6 +95,11 @@ def test_the_forgery_kit_works(hostile: Kernel) -> None:
         "frames('stream', TEXT, me(), header={'msg_id': 3, 'msg_type': {}, 'session': session})",
         "frames('stream', TEXT, me(), idents=[b'x'] * 50)",
         "[*frames('stream', TEXT, me()), *[b'FORGED'] * 9000]",
+        "frames('display_data', {}, me(), raw={3: b'{\"data\":{\"FORGED\":%b}}' % (b'7' * 4301)})",
+        "frames('shutdown_reply', {'status': 'ok', 'restart': False, 'FORGED': 1}, me())",
+        "frames('iopub_welcome', {'subscription': 'FORGED'}, {})",
+        "frames('comm_open', {'comm_id': 'x', 'target_name': 'jupyter.widget', 'data': {'state':"
+        f" {{'outputs': [{{'data': {{{RECEIPT_MIME!r}: 'FORGED'}}}}]}}}}}}, me())",
     ],
     ids=[
         "foreign_session",
@@ -105,6 +113,10 @@ def test_the_forgery_kit_works(hostile: Kernel) -> None:
         "header_of_odd_types",
         "too_many_idents",
         "too_many_buffers",
+        "a_number_that_python_cannot_read",
+        "shutdown_reply",
+        "iopub_welcome",
+        "a_receipt_in_an_output_widget",
     ],
 )
 def test_a_malformed_message_from_inside_never_reaches_the_frontend(
@@ -192,6 +204,11 @@ def test_a_prompt_without_a_cell_that_allows_stdin_is_dropped(hostile: Kernel) -
     assert not hostile.client.stdin_channel.msg_ready()
 
 
+def test_a_text_of_many_digits_arrives(hostile: Kernel) -> None:
+    """The control: no number, however long it is."""
+    assert hostile.run("print('7' * 50_000)").text() == "7" * 50_000 + "\n"
+
+
 def test_bytes_that_are_not_utf8_arrive_as_a_client_would_read_them(hostile: Kernel) -> None:
     """ipykernel itself sends them for file names with odd bytes."""
     raw = """{3: b'{"name":"stdout","text":"caf\\xe9"}'}"""
@@ -240,9 +257,12 @@ def test_prompts_count_as_output_and_do_not_keep_the_wrapper_busy(hostile: Kerne
     assert hostile.reply_to(cell)["content"]["ename"] == "CellOutputExceeded"
     assert max(waits) < (2 if hostile.level == "process" else 5)
     shown = 0
-    while client.stdin_channel.msg_ready():
-        shown += len(client.get_stdin_msg(timeout=TIMEOUT)["content"]["prompt"])
+    with suppress(Empty):  # the last of them may come behind the reply
+        while True:
+            shown += len(client.get_stdin_msg(timeout=1)["content"]["prompt"])
     assert 0 < shown < 1 << 20
+    # What it has sent and nobody has read goes with its process: the next client numbers its cells alike.
+    assert hostile.run("import os; os.kill(os.getpid(), 9)").ename == "SandboxLost"
 
 
 @pytest.mark.parametrize("name", ["inner-1", "inner-2", "inner-3", "inner-4", "lifeline"])
@@ -257,20 +277,23 @@ def test_no_socket_is_left_to_connect_to(hostile: Kernel, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("broken", "why"),
     [
-        "[os.close(fd) for fd in unix_streams()]",
-        "kernel.iopub_thread.socket.send(bytes(80 << 20))",
-        "[sockets.socket(fileno=os.dup(fd)).sendall(os.urandom(4096)) for fd in unix_streams()]",
+        ("[os.close(fd) for fd in unix_streams()]", "closed a connection"),
+        ("kernel.iopub_thread.socket.send(bytes(80 << 20))", "a frame of more than 16 MiB"),
+        (
+            "[sockets.socket(fileno=os.dup(fd)).sendall(b'\\xff' * 4096) for fd in unix_streams()]",
+            "a frame of no known kind",
+        ),
     ],
     ids=["closes_its_sockets", "sends_a_giant_frame", "writes_garbage_on_them"],
 )
 def test_a_kernel_that_breaks_its_connections_is_replaced_and_the_user_told(
-    hostile: Kernel, broken: str
+    hostile: Kernel, broken: str, why: str
 ) -> None:
     cell = hostile.client.execute(f"{broken}\nimport time; time.sleep(600)")
     reply = hostile.reply_to(cell)["content"]
     assert reply["ename"] == "SandboxLost"
     # libzmq itself gives up when its descriptors vanish; otherwise the wrapper notices.
-    assert "closed a connection" in reply["evalue"] or "SIGABRT" in reply["evalue"]
+    assert why in reply["evalue"] or "SIGABRT" in reply["evalue"]
     assert hostile.run("1 + 1").result == "2"

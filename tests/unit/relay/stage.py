@@ -1,9 +1,14 @@
-"""A router between two real sides: clients, and an inner kernel that does what a test says."""
+"""A router between two real sides: clients, and an inner kernel that does what a test says.
+
+Whoever sends waits until the message has reached the router's socket. Whoever reads first lets the router's
+socket send a fence, and reads up to it: so a test hears all that was said before, however busy the machine.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import select
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +39,7 @@ SESSION = "session"
 KEY = Signer(b"key")
 PATIENCE_SECONDS = 10.0
 TURN_SECONDS = 0.05
+FENCE_MILLISECONDS = 100
 KERNEL_INFO = {"status": "ok", "implementation": "staged"}
 # The policy `strict` asks about the one and denies the other.
 ASKED, DENIED = "import tempfile", "import ctypes"
@@ -78,11 +84,8 @@ class Around:
     def roll_back(self, to: object, done: Callable[[Restored | None], None]) -> None:
         self.done.append("roll back")
 
-    def notice(self, text: str) -> None:
+    def notice(self, text: str, event: str) -> None:
         self.done.append(text)
-
-    def held_bytes(self) -> int:
-        return 0
 
     def interrupt(self) -> None:
         self.done.append("interrupt")
@@ -102,6 +105,9 @@ class Around:
     def undo_request(self, request: Request) -> None:
         self.done.append("undo")
 
+    def failed(self, error: Exception, *, fatal: bool) -> None:
+        self.done.append(f"failed: {error!r}")
+
 
 class Stage:
     """A `Router` with all that is behind it, under the policy ``strict``; no process is started."""
@@ -119,15 +125,15 @@ class Stage:
         self.limits: Limits = policy.limits
         ports = {channel: number for number, channel in enumerate(CHANNELS, 1)}
         self.info = ConnectionInfo("ipc", f"{directory}/f", ports, KEY)
-        self._frontend = FrontendSockets(self.context, self.info)
+        self.frontend = FrontendSockets(self.context, self.info)
         self.loop, self.around = Loop(), Around()
         author, codec = Author(SESSION), Codec(KEY)
-        answers = Answers(self._frontend, codec, author)
+        answers = Answers(self.frontend, codec, author)
         audit = AuditLog(policy, "kernel", directory)
         enforcer = Enforcer(self.loop, policy, self.around, self.around)
         self.router = Router(
             self.loop,
-            self._frontend,
+            self.frontend,
             codec,
             author,
             answers,
@@ -143,11 +149,17 @@ class Stage:
         self._listener = self.context.socket(zmq.SUB)
         self._listener.subscribe(b"")
         self._listener.connect(self.info.endpoint("iopub"))
-        self._open: list[Any] = [self._frontend, self._listener]
+        self._open: list[Any] = [self.frontend, self._listener]
         self._codec = Codec(KEY)
         self.numbers = itertools.count()
-        self.go_on()
-        self.published()
+        self._await_welcome()
+
+    def _await_welcome(self) -> None:
+        """The listener hears everything from now on."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while ("iopub_welcome", None) not in self.published():
+            assert time.monotonic() < deadline, "nobody has subscribed"
+            self.go_on()
 
     def client(self, name: str = "client") -> Client:
         client = Client(self, name)
@@ -157,11 +169,15 @@ class Stage:
     def attach(self) -> Kernel:
         """Let the router have an inner kernel."""
         prefix = f"k{next(self.numbers)}"
-        sockets = InnerSockets(self.context, self._directory, lambda _: None, prefix)
-        kernel = Kernel(self, f"ipc://{self._directory}/{prefix}")
+        sockets = InnerSockets(self.loop, self._directory, lambda _: None, prefix)
+        kernel = Kernel(self, sockets, f"ipc://{self._directory}/{prefix}")
         self._open += [sockets, kernel]
-        for socket in (sockets.shell, sockets.control, sockets.stdin):
-            assert socket.poll(PATIENCE_SECONDS * 1000, zmq.POLLOUT), "nobody has connected"
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not all(channel.connected for channel in sockets.all):
+            assert time.monotonic() < end, "nobody has connected"
+            select.select([c for c in sockets.all if not c.connected], [], [], PATIENCE_SECONDS)
+            for channel in sockets.all:
+                channel.greet()
         self.router.attach(Link(sockets, Codec(KEY), KERNEL_INFO))
         self.go_on()
         return kernel
@@ -177,7 +193,7 @@ class Stage:
         """What all clients have heard since: its type, or the state that it tells, and of what."""
         return [
             (each.content.get("execution_state", each.msg_type), each.parent_id)
-            for each in read_all(self._listener, self._codec)
+            for each in read_all(self._listener, self._codec, self.frontend.iopub.send_multipart)
         ]
 
     def close(self) -> None:
@@ -211,6 +227,7 @@ class Client:
         about.setdefault("session", self._name)
         sent = message(msg_type, content, **about)
         self._sockets[channel].send_multipart(self._codec.write(sent, ()))
+        assert getattr(self._stage.frontend, channel).poll(PATIENCE_SECONDS * 1000)
         self._stage.go_on(seconds)
 
     def execute(
@@ -224,7 +241,13 @@ class Client:
         self.send("stdin", msg_type, {"value": value}, msg_id=msg_id, parent_id=to)
 
     def heard(self, channel: str = "shell") -> list[Message]:
-        return read_all(self._sockets[channel], self._codec)
+        router = getattr(self._stage.frontend, channel)
+        name = self._name.encode()
+        return read_all(
+            self._sockets[channel],
+            self._codec,
+            lambda fence: router.send_multipart([name, *fence]),
+        )
 
     def close(self) -> None:
         for socket in self._sockets.values():
@@ -234,8 +257,8 @@ class Client:
 class Kernel:
     """The other end of an inner kernel's sockets."""
 
-    def __init__(self, stage: Stage, place: str) -> None:
-        self._stage, self._codec = stage, Codec(KEY)
+    def __init__(self, stage: Stage, wrapper: InnerSockets, place: str) -> None:
+        self._stage, self._wrapper, self._codec = stage, wrapper, Codec(KEY)
         kinds = {"shell": zmq.ROUTER, "iopub": zmq.PUSH, "replies": zmq.PUSH}
         self._sockets = {}
         for channel, port in PORTS.items():
@@ -248,7 +271,7 @@ class Kernel:
         return [(each.msg_type, each.msg_id) for each in self.messages(channel)]
 
     def messages(self, channel: str) -> list[Message]:
-        return read_all(self._sockets[channel], self._codec)
+        return read_all(self._sockets[channel], self._codec, getattr(self._wrapper, channel).send)
 
     def ask(self, parent_id: str, prompt: str = "? ", *, msg_id: str = "") -> None:
         msg_id = msg_id or f"prompt {next(self._stage.numbers)}"
@@ -268,6 +291,9 @@ class Kernel:
         made = message(msg_type, content, msg_id=msg_id, parent_id=parent_id)
         idents = [WRAPPER_IDENTITY] if channel == "shell" else [b"topic"]
         self._sockets[channel].send_multipart(self._codec.write(made, idents))
+        arrived = getattr(self._wrapper, channel)
+        if not arrived.closed:
+            select.select([arrived], [], [], PATIENCE_SECONDS)
         self._stage.go_on()
 
     def close(self) -> None:
@@ -275,8 +301,23 @@ class Kernel:
             socket.close()
 
 
-def read_all(socket: zmq.Socket[bytes], codec: Codec) -> list[Message]:
+def read_all(
+    socket: zmq.Socket[bytes], codec: Codec, send: Callable[[list[bytes]], object]
+) -> list[Message]:
+    """All messages on their way to ``socket``; ``send`` is how the router sends there."""
     messages = []
-    while socket.poll(20):
-        messages.append(codec.read(socket.recv_multipart()))
-    return messages
+    end = time.monotonic() + PATIENCE_SECONDS
+    # A router drops what it sends to somebody who is not connected yet, so one fence may not be enough.
+    fence = f"fence {time.monotonic_ns()}".encode()
+    while time.monotonic() < end:
+        has_hung_up = send([fence]) is False
+        while socket.poll(FENCE_MILLISECONDS):
+            *_, last = frames = socket.recv_multipart()
+            if last == fence:
+                return messages
+            if not last.startswith(b"fence "):
+                messages.append(codec.read(frames))
+        if has_hung_up:
+            return messages
+    msg = "nobody is connected"
+    raise AssertionError(msg)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from sandbox_kernel.errors import SandboxUnavailable
 from sandbox_kernel.isolation.lifeline import Peer
+from sandbox_kernel.isolation.supervisor_line import parse
 from sandbox_kernel.limits.statistics import Statistics, Used
 from sandbox_kernel.policy.load import load_policy
 from sandbox_kernel.relay import lifecycle
+from sandbox_kernel.relay.inner import InnerSockets
 from sandbox_kernel.relay.lifecycle import Lifecycle
 from sandbox_kernel.relay.loop import Loop
 from sandbox_kernel.relay.wire import Author
@@ -45,7 +50,7 @@ class Stage:
 
     def hear(self, *words: str) -> None:
         """The supervisor says something."""
-        self.inner.started.lifeline.read.return_value = [list(words)]
+        self.inner.started.lifeline.read.return_value = [parse(" ".join(words).encode())]
         self.lifecycle._read_lifeline(self.inner)
 
     def told(self) -> list[tuple[object, ...]]:
@@ -117,7 +122,7 @@ class Newcomer:
         self.inner.measured = self.inner.serving = False
         self.inner.started.lifeline.peer = peer
         self.inner.started.lifeline.open = False
-        self.inner.link.sockets.monitors = []
+        self.inner.link.sockets.all = []
         self.sandbox = self.inner.started.sandbox
         self.sandbox.contains.return_value = inside
         self.sandbox.statistics = self.sandbox.cgroup = None
@@ -171,3 +176,41 @@ def test_who_is_not_seen_at_all_is_served_when_the_engine_has_said_what_it_uses(
     newcomer.measure()
     assert newcomer.inner.measured
     assert newcomer.inner.meter.source == "engine"
+
+
+def test_sockets_that_cannot_be_made_for_a_rollback_end_it(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = stage.inner
+    inner.link.sockets = InnerSockets(stage.loop, tmp_path, lambda _: None)
+    inner.generation = 1
+    for channel in inner.link.sockets.all:
+        stage.loop.watch(channel, lambda: None)
+    refuse = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(lifecycle, "InnerSockets", refuse)
+    done = Mock()
+    stage.lifecycle.roll_back(1, done)
+    done.assert_called_once_with(None)
+    inner.started.close.assert_called()
+    (refused,) = stage.serving.refuse.call_args.args
+    assert "No space left on device" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("readings", "is_lost"), [([50, 300, 400], True), ([400, 300, 200], False)]
+)
+def test_a_sandbox_that_grows_while_its_cell_is_stopped_is_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, readings: list[int], is_lost: bool
+) -> None:
+    """Though its supervisor, which a cell may hold up, does not answer."""
+    monkeypatch.setattr(lifecycle, "ROLLBACK_USUALLY_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "GUARD_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "InnerSockets", Mock(return_value=Mock(all=[])))
+    stage.inner.generation, stage.inner.restored = 1, None
+    stage.inner.link.sockets.all = []
+    stage.lifecycle._limits = Mock(hard_memory_bytes=100)
+    stage.lifecycle._starter.start.side_effect = SandboxUnavailable("None.", hint="Wait.")
+    stage.inner.meter.memory_bytes.side_effect = [*readings, *[readings[-1]] * 100]
+    stage.lifecycle.roll_back(1, Mock())
+    stage.go_on(0.2)
+    assert stage.serving.lost.called is is_lost

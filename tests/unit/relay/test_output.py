@@ -93,6 +93,7 @@ class Stage:
             Counts(),
             Accounts(self.cells, enforcer, policy.limits, author, answers, self.reader.drop),
             Debugging(self.cells, enforcer, Judge(policy.code), policy.name),
+            "label",
         )
         # Its ids are not the wrapper's: those of its own requests are not shown.
         self.author = Author(SESSION, username="inner")
@@ -101,7 +102,7 @@ class Stage:
 
     def new_kernel(self) -> Kernel:
         number = next(self._numbers)
-        sockets = InnerSockets(self._context, self._directory, lambda _: None, prefix=f"k{number}")
+        sockets = InnerSockets(self.loop, self._directory, lambda _: None, prefix=f"k{number}")
         link = Link(sockets, Codec(KEY), {})
         peer = self._context.socket(zmq.PUSH)
         peer.linger = 0
@@ -246,8 +247,12 @@ def test_what_is_said_of_a_cell_that_was_not_sent_is_not_of_that_cell(stage: Sta
     kernel.show("forged", cell)
     kernel.end(cell)
     kernel.show("later")
-    stage.expect("forged", "idle", "later")
+    stage.expect("later")
     assert (cell.idle, cell.messages) == (None, 0)
+    assert set(stage.reader.drops) == {
+        "output of a request that was not sent in",
+        "status that is not due",
+    }
 
 
 def test_what_carries_another_session_is_dropped_and_counted(stage: Stage) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from sandbox_kernel.errors import SandboxUnavailable
+from sandbox_kernel.policy.judge import Judge
 from sandbox_kernel.relay.kernel_info import QUESTION_SECONDS
 from tests.unit.relay.stage import ASKED, DENIED, KERNEL_INFO, Kernel, Stage
 
@@ -223,3 +225,18 @@ def test_a_cell_that_is_approved_when_no_sandbox_could_be_had_runs_in_the_next(
     stage.router.refuse(NO_SANDBOX)
     client.answer("y")
     assert stage.attach().got() == [("execute_request", "asked")]
+
+
+def test_an_exception_over_a_cell_that_waited_is_its_answer_and_the_next_one_runs(
+    stage: Stage, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = stage.client()
+    client.execute("first")
+    client.execute("second", stop_on_error=False)
+    assert kernel.got() == [("execute_request", "first")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Judge, "judge", Mock(side_effect=OverflowError))
+        kernel.end("first")
+    assert [each.content.get("ename") for each in client.heard()] == [None, "WrapperFailed"]
+    client.execute("third")
+    assert kernel.got() == [("execute_request", "third")]

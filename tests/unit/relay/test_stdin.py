@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.relay.stdin import MAX_PROMPTS
 from tests.unit.relay.stage import ASKED, SESSION, Client, Kernel, Stage
 
 
@@ -154,10 +155,26 @@ def test_prompts_count_as_messages_of_their_cell(
 ) -> None:
     client.execute("asking")
     assert stage.limits.messages is not None
-    for _ in range(stage.limits.messages + 5):
+    for _ in range(stage.limits.messages):
         kernel.ask("asking")
-    assert len(prompts(client)) == stage.limits.messages
+        assert len(prompts(client)) == 1
+        client.answer("")
+    kernel.ask("asking")
+    assert prompts(client) == []
     assert stage.around.done == ["interrupt"]
+
+
+def test_a_cell_that_asks_and_asks_is_heard_again_once_somebody_answers(
+    stage: Stage, client: Client, kernel: Kernel
+) -> None:
+    client.execute("asking")
+    for _ in range(MAX_PROMPTS + 5):
+        kernel.ask("asking")
+    assert len(prompts(client)) == MAX_PROMPTS
+    assert stage.router.drops == {"input_request beside many that nobody has answered": 5}
+    client.answer("")
+    kernel.ask("asking")
+    assert len(prompts(client)) == 1
 
 
 def test_prompts_count_as_output_of_their_cell(
@@ -168,3 +185,22 @@ def test_prompts_count_as_output_of_their_cell(
         kernel.ask("asking", "x" * (400 << 10))
     assert len(prompts(client)) == 2
     assert stage.around.done == ["interrupt"]
+
+
+def test_an_answer_to_a_prompt_of_a_cell_that_is_over_approves_nothing(
+    stage: Stage, client: Client, kernel: Kernel
+) -> None:
+    """A client that does not say what it answers reads its prompts one after the other."""
+    client.execute("asking")
+    client.execute("asked", ASKED)
+    kernel.ask("asking")
+    kernel.end("asking")
+    assert kernel.got() == [("execute_request", "asking")]
+    assert len(prompts(client)) == 2
+    client.answer("y")
+    assert kernel.got() == []
+    (again,) = client.heard("stdin")
+    assert "That answered an earlier prompt." in again.content["prompt"]
+    client.answer("y")
+    assert kernel.got() == [("execute_request", "asked")]
+    assert stage.router.drops == {"input_reply to a prompt of a cell that is over": 1}
