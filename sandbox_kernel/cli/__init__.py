@@ -9,7 +9,7 @@ from typing import Final
 SUBCOMMANDS: Final = {
     "launch": "start the kernel on a connection file (what kernel.json calls)",
     "run": "run notebooks in the sandbox and show each cell's result",
-    "doctor": "what this host can do, what each policy would get, and what to mend",
+    "doctor": "whether sandboxes run on this host, and what to type where they do not",
     "policy": "list, show and explain policies, and check notebooks against one",
     "audit": "what cells did: list, show, verify, export and keep the log of it",
     "image": "build and list the images of the container levels",

@@ -16,10 +16,10 @@ from sandbox_kernel.cli.audit_words import (
     coloured,
     in_words,
     narrow_table,
-    printable_lines,
     show_rich,
 )
 from sandbox_kernel.errors import AuditUnavailable, PolicyError, SandboxError
+from sandbox_kernel.text import printable_lines
 from sandbox_kernel.words import duration
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _list(options: argparse.Namespace) -> int:
 def _row(entry: CellEntry) -> list[Any]:
     from rich.text import Text
 
-    from sandbox_kernel.policy.violation import printable
+    from sandbox_kernel.text import printable
 
     ran = entry.outcome not in (None, "denied", "aborted")
     return [
@@ -185,7 +185,7 @@ def _row(entry: CellEntry) -> list[Any]:
 
 
 def _in_short(entry: CellEntry) -> str:
-    from sandbox_kernel.policy.violation import printable
+    from sandbox_kernel.text import printable
 
     if entry.code is None:
         return "(hash)" if entry.readable else "(unreadable)"
@@ -237,7 +237,7 @@ def _print_detail(detail: CellDetail) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sandbox_kernel.policy.violation import printable
+    from sandbox_kernel.text import printable
 
     entry = detail.entry
     facts = Table(

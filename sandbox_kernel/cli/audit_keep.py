@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sandbox_kernel.errors import AuditUnavailable
-from sandbox_kernel.policy.violation import printable
+from sandbox_kernel.text import printable
 from sandbox_kernel.words import count
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sandbox_kernel.policy.violation import printable
+from sandbox_kernel.text import printable
 from sandbox_kernel.words import duration, size
 
 if TYPE_CHECKING:

@@ -13,17 +13,10 @@ def in_words(time_us: int) -> str:
         return f"{time_us} µs"  # no time that a writer has stored
 
 
-def printable_lines(text: str) -> str:
-    """Nothing that a terminal would take for a command of its own, in any line."""
-    from sandbox_kernel.policy.violation import printable
-
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def coloured(word: str) -> Any:
     from rich.text import Text
 
-    from sandbox_kernel.policy.violation import printable
+    from sandbox_kernel.text import printable
 
     colours = {"allow": "green", "ok": "green", "warn": "yellow", "deny": "red", "denied": "red"}
     return Text(printable(word), colours.get(word, ""))

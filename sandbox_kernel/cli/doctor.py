@@ -1,8 +1,9 @@
-"""`sandbox-kernel doctor`: what this host can do, what each policy gets here, and what to mend."""
+"""`sandbox-kernel doctor`: whether sandboxes run on this host, and what to type where they do not."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -11,6 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from sandbox_kernel.isolation.checks.installation import POLICIES
+from sandbox_kernel.isolation.checks.trial import TRIAL
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -32,59 +36,94 @@ class Report:
     checks: tuple[Check, ...]
     levels: tuple[LevelHere, ...]
     policies: tuple[PolicyHere, ...]
-    chosen: str | None  # the policy that a kernel gets; None: what chooses it cannot be used
+    chosen: PolicyHere | None  # the policy that a kernel gets; None: what chooses it cannot be used
+    trial: Check | None  # a cell that was run under it; None: there was no use in trying
 
     @property
-    def default(self) -> PolicyHere | None:
+    def default_can_run(self) -> bool:
         from sandbox_kernel.policy.find import DEFAULT
 
-        return next((policy for policy in self.policies if policy.policy == DEFAULT), None)
+        return any(here.policy == DEFAULT and here.level is not None for here in self.policies)
 
     @property
     def can_run(self) -> bool:
-        return self.default is not None and self.default.level is not None
+        return self.trial is not None and self.trial.status == "ok"
+
+    @property
+    def why_not(self) -> str:
+        """Why no cell can run, if that is so."""
+        if self.can_run:
+            return ""
+        if self.trial is not None:
+            return self.trial.found
+        if self.chosen is not None:
+            return self.chosen.why
+        return next((check.found for check in self.checks if check.name == POLICIES), "")
 
     @property
     def needed(self) -> set[str]:
-        """The checks that decide on policy ``default``: of the level it gets, or could get."""
+        """The checks that decide on the chosen policy: of the level it gets, or could get."""
         from sandbox_kernel.isolation.checks.levels import NEEDS
 
-        if self.default is None:
-            return set()
-        levels = [self.default.level] if self.default.level else self.default.prefer
+        if self.chosen is None or not self.chosen.prefer:
+            return {POLICIES}
+        levels = [self.chosen.level] if self.chosen.level else self.chosen.prefer
         return {name for level in levels for name in NEEDS[level]}
+
+    @property
+    def of_other_levels(self) -> set[str]:
+        """The checks that matter only to levels that the chosen policy does without."""
+        from sandbox_kernel.isolation.checks.engines import OTHER_ENGINE
+        from sandbox_kernel.isolation.checks.levels import NEEDS
+        from sandbox_kernel.isolation.checks.runtimes import RUNTIMES
+
+        others = {name for needs in NEEDS.values() for name in needs}
+        return (others | {OTHER_ENGINE, RUNTIMES}) - self.needed
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="sandbox-kernel doctor",
-        description="What this host can do, what each policy would get, and what to mend. "
-        "Exits with 0 if policy `default` can run here, else with 1. Changes nothing.",
+        description="Whether sandboxed Python runs on this host, with the policy that a kernel gets: "
+        "a sandbox is started and runs a cell. Where it does not run, what to type. "
+        "Exits with 0 if the cell ran, else with 1.",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--all", action="store_true", help="show every check, level and policy, and all advice"
+    )
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     options = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal has our marks
     report = examine()
     if options.json:
         print(json.dumps(_as_document(report)))
     else:
-        _print(report)
+        _print(report, show_all=options.all)
     return 0 if report.can_run else 1
 
 
 def examine() -> Report:
     from sandbox_kernel.errors import PolicyError
     from sandbox_kernel.isolation.checks import check_host, this_host
-    from sandbox_kernel.isolation.checks.levels import levels_here, policies_here
+    from sandbox_kernel.isolation.checks.levels import levels_here, policies_here, policy_at
+    from sandbox_kernel.isolation.checks.trial import try_cell
     from sandbox_kernel.policy.levels import choose
 
     host = this_host()
     checks = check_host(host)
-    levels = levels_here(checks)
+    policies = policies_here(checks, host)
+    chosen, trial = None, None
     try:
-        chosen = choose(None, os.environ).policy
+        name = choose(None, os.environ).policy
     except PolicyError:  # which the check of the policies tells
-        chosen = None
-    return Report(tuple(checks), tuple(levels), tuple(policies_here(checks, host)), chosen)
+        pass
+    else:
+        named = [policy for policy in policies if policy.policy == name]
+        chosen = named[0] if named else policy_at(name, checks, host)
+        if chosen.level is not None:
+            trial = try_cell(host, name)
+    return Report(tuple(checks), tuple(levels_here(checks)), tuple(policies), chosen, trial)
 
 
 # for programs ----------------------------------------------------------------------------------
@@ -102,8 +141,12 @@ def _as_document(report: Report) -> dict[str, Any]:
             "machine": os.uname().machine,
             "uid": os.geteuid(),
         },
-        "default_can_run": report.can_run,
-        "chosen": report.chosen,
+        "can_run": report.can_run,
+        "why_not": report.why_not,
+        "level": report.chosen.level if report.chosen is not None and report.can_run else None,
+        "trial": None if report.trial is None else asdict(report.trial),
+        "default_can_run": report.default_can_run,
+        "chosen": None if report.chosen is None else report.chosen.policy,
         "checks": [asdict(check) for check in report.checks],
         "levels": [asdict(level) for level in report.levels],
         "policies": [asdict(policy) for policy in report.policies],
@@ -113,33 +156,92 @@ def _as_document(report: Report) -> dict[str, Any]:
 # for people ------------------------------------------------------------------------------------
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, *, show_all: bool) -> None:
     from rich.console import Console
-    from rich.text import Text
 
     console = Console(force_jupyter=False, highlight=False)
-    for table in _tables(report):
-        console.print(table)
-    failures = [check for check in report.checks if check.status != "ok" and check.fix]
-    # What keeps `default` from running comes first.
-    failures.sort(key=lambda check: check.name not in report.needed)
-    lacking = [policy for policy in report.policies if policy.fix]
-    if failures or lacking:
-        console.print(Text("What to do", "bold"))
-    for check in failures:
-        kind = "" if check.name in report.needed else ", which policy default does without"
-        _print_fix(console, f"{check.name} ({check.status}{kind})", check.fix or "")
-    for policy in lacking:
-        _print_fix(console, f"policy {policy.policy}", policy.fix or "")
-    console.print(_conclusion(report), soft_wrap=True)
+    for line in _verdict(report):
+        console.print(line, soft_wrap=True)
+    if not report.can_run:
+        _print_advice(console, "What to do", _needed_advice(report))
+    if show_all:
+        for table in _tables(report):
+            console.print(table)
+    own, others = _optional_advice(report)
+    _print_advice(console, "Optional", [*own, *others] if show_all else own)
+    if not show_all:
+        console.print()
+        console.print(_text(_what_else(report)))
 
 
-def _conclusion(report: Report) -> Text:
-    default = report.default
-    if default is not None and default.level is not None:
-        return _text(f"✔ Policy default can run here, at level {default.level}.", "bold green")
-    why = "there is no such policy" if default is None else default.why
-    return _text(f"✘ Policy default cannot run here: {why}.", "bold red")
+def _what_else(report: Report) -> str:
+    more = "`sandbox-kernel doctor --all` shows every check"
+    lacking = [level.level for level in report.levels if not level.available]
+    if not report.can_run or report.chosen is None or not lacking:
+        return f"{more}."
+    return (
+        f"Optional, and not used by policy {report.chosen.policy}: {', '.join(lacking)}. "
+        f"{more}, and what these levels need."
+    )
+
+
+def _verdict(report: Report) -> Iterator[Text]:
+    chosen, trial = report.chosen, report.trial
+    policy = "" if chosen is None else f" (policy {chosen.policy})"
+    if report.can_run and chosen is not None and trial is not None:
+        yield _text(
+            f"✔ Sandboxed Python can run here, at level {chosen.level}{policy}.", "bold green"
+        )
+        yield _text(f"  A cell {trial.found}.")
+        return
+    known = "cannot run here" if trial is None or trial.status != "unknown" else "may not run here"
+    why = report.why_not.removesuffix(".")
+    yield _text(f"✘ Sandboxed Python {known}{policy}: {why}.", "bold red")
+
+
+Advice = list[tuple[str, str]]  # what it is about, and what to do
+
+
+def _needed_advice(report: Report) -> Advice:
+    """What keeps a cell from running."""
+    checks = (*report.checks, *([report.trial] if report.trial else []))
+    names = report.needed | {TRIAL}
+    advice = [
+        (f"{check.name} ({check.status})", check.fix)
+        for check in checks
+        if check.status != "ok" and check.fix and check.name in names
+    ]
+    if report.chosen is not None and report.chosen.fix:
+        advice.append((f"policy {report.chosen.policy}", report.chosen.fix))
+    return advice
+
+
+def _optional_advice(report: Report) -> tuple[Advice, Advice]:
+    """What would be better at the level that there is, and what other levels and policies lack."""
+    own: Advice = []
+    others: Advice = []
+    for check in report.checks:
+        if check.status == "ok" or not check.fix or check.name in report.needed:
+            continue
+        advice = others if check.name in report.of_other_levels else own
+        advice.append((f"{check.name} ({check.status})", check.fix))
+    others += [
+        (f"policy {here.policy}", here.fix)
+        for here in report.policies
+        if here.fix and here != report.chosen
+    ]
+    return own, others
+
+
+def _print_advice(console: Console, heading: str, advice: Advice) -> None:
+    from rich.text import Text
+
+    if not advice:
+        return
+    console.print()
+    console.print(Text(heading, "bold"))
+    for subject, fix in advice:
+        _print_fix(console, subject, fix)
 
 
 def _tables(report: Report) -> Iterator[RenderableType]:
@@ -148,8 +250,8 @@ def _tables(report: Report) -> Iterator[RenderableType]:
     needed = report.needed
     checks = Table("", "check", "", title="This host", title_justify="left")
     checks.add_column("found", overflow="fold")  # paths are longer than the column
-    for check in report.checks:
-        mark = _mark(check.status == "ok", check.name in needed)
+    for check in (*report.checks, *([report.trial] if report.trial else [])):
+        mark = _mark(check.status == "ok", check.name in needed | {TRIAL})
         checks.add_row(mark, _text(check.name), check.status, _text(check.found))
     yield checks
     levels = Table("", "level", "here", title="Levels, the strongest last", title_justify="left")
@@ -160,12 +262,15 @@ def _tables(report: Report) -> Iterator[RenderableType]:
     policies = Table(
         "", "policy", "prefers", "requires", "gets here", title="Policies", title_justify="left"
     )
-    for policy in report.policies:
+    chosen = report.chosen
+    listed = report.policies if chosen in (None, *report.policies) else (*report.policies, chosen)
+    for policy in listed:
+        assert policy is not None
         gets = _text(policy.level or f"nothing: {policy.why}")
-        name = f"{policy.policy} ←" if policy.policy == report.chosen else policy.policy
+        name = f"{policy.policy} ←" if policy == chosen else policy.policy
         row = (_text(name), ", ".join(policy.prefer), policy.require or "", gets)
         policies.add_row(_mark(policy.level is not None, True), *row)
-    policies.caption = "← what a kernel gets that is told nothing else"
+    policies.caption = "← the policy that a kernel gets"
     policies.caption_justify = "left"
     yield policies
 
@@ -199,7 +304,7 @@ def _commands(fix: str) -> Iterator[str]:
 def _text(text: str, style: str = "") -> Text:
     from rich.text import Text
 
-    from sandbox_kernel.policy.violation import printable
+    from sandbox_kernel.text import printable
 
     # Some of it is what programs and engines said: nothing of it is markup or moves the cursor.
     return Text(printable(text), style)

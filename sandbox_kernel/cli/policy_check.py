@@ -168,7 +168,8 @@ def _print_finding(console: Any, path: Path, cell: JudgedCell, finding: Finding)
     from rich.text import Text
 
     from sandbox_kernel.cli.policy import COLOURS
-    from sandbox_kernel.policy.violation import excerpt, printable
+    from sandbox_kernel.policy.violation import excerpt
+    from sandbox_kernel.text import printable
 
     shown, before, marked = excerpt(cell.text.split("\n"), finding)
     caret = "^" * cell_len(marked)
@@ -187,6 +188,6 @@ def _print_finding(console: Any, path: Path, cell: JudgedCell, finding: Finding)
 
 def shown_path(path: Path) -> str:
     """A path for a terminal: its name may be a stranger's."""
-    from sandbox_kernel.policy.violation import printable
+    from sandbox_kernel.text import printable
 
     return printable(str(path))

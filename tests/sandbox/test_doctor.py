@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def as_user(home: Path, **more: str) -> tuple[list[str], dict[str, str]]:
 def test_what_it_says_of_default_is_what_a_kernel_gets(tmp_path: Path) -> None:
     code, report = examined()
     (default,) = [policy for policy in report["policies"] if policy["policy"] == "default"]
-    assert (code, default["level"]) == (0, "process")
+    assert (code, default["level"], report["level"]) == (0, "process", "process")
     with running_kernel(cwd=tmp_path, env={"SANDBOX_KERNEL_POLICY": "default"}) as kernel:
         cell = kernel.run("1 + 1")
         assert cell.result == "2"
@@ -107,6 +108,42 @@ def test_an_ordinary_user_gets_the_same_level(home: Path) -> None:
     (left,) = [check for check in report["checks"] if check["name"] == "leaving root"]
     assert "not needed" in left["found"]
     assert "idmapped mounts" not in statuses(report)
+
+
+@as_root
+def test_where_every_cell_fails_it_says_so_though_each_check_is_good(home: Path) -> None:
+    """It tries a cell: no check looks at whether something can hold this limit for this user."""
+    policies = home / "sandbox-kernel" / "policies"
+    policies.mkdir(parents=True)
+    for path in (policies, policies.parent):
+        os.chown(path, UID, UID)
+    mine = policies / "mine.yaml"
+    mine.write_text("limits: {wall: 60s}")
+    mine.chmod(0o600)
+    os.chown(mine, UID, UID)
+    chosen = {"XDG_CONFIG_HOME": str(home), "SANDBOX_KERNEL_POLICY": "mine"}
+    before, env = as_user(home, **chosen)
+    assert examined(before, env)[0] == 0, "the control"
+    mine.write_text("limits: {wall: 60s, cpus: 0.5}")
+    code, report = examined(before, env)
+    assert (code, report["can_run"], report["default_can_run"]) == (1, False, True)
+    assert report["trial"]["status"] == "refused"
+    assert "cpus" in report["why_not"]
+    assert report["trial"]["fix"]
+
+
+def test_a_home_folder_inside_the_python_environment_hides_no_python_and_is_not_shown() -> None:
+    with tempfile.TemporaryDirectory(dir=sys.prefix, prefix="home-") as home:
+        secret = Path(home) / "token"
+        secret.write_text("secret")
+        assert examined(env={**os.environ, "HOME": home})[0] == 0
+        with running_kernel(cwd="/usr", env={"HOME": home}) as kernel:
+            assert kernel.run("import numpy, sys; sys.prefix").result == repr(sys.prefix)
+            seen = kernel.value(f"__import__('os').listdir({sys.prefix!r})")
+            assert "lib" in seen
+            assert Path(home).name not in seen
+            assert not kernel.value(f"__import__('os').path.exists({str(secret)!r})")
+        assert secret.exists()  # the control
 
 
 @as_root

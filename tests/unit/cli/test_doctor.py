@@ -15,6 +15,7 @@ import pytest
 from sandbox_kernel.cli import main
 from sandbox_kernel.isolation import probe
 from sandbox_kernel.isolation.checks.levels import NEEDS
+from tests.kernel import UNCHECKED
 from tests.unit.isolation.checks.hosts import engine_at, listening, program
 
 TEXT = {"type": "string"}
@@ -31,21 +32,22 @@ def exactly(**properties: object) -> dict[str, Any]:
     }
 
 
+CHECK = exactly(
+    name=TEXT,
+    status={"enum": ["ok", "missing", "refused", "unknown"]},
+    found={"type": "string", "minLength": 1},
+    fix=TEXT_OR_NONE,
+)
 SCHEMA = exactly(
     schema={"const": 1},
     host=exactly(version=TEXT, python=TEXT, kernel=TEXT, machine=TEXT, uid={"type": "integer"}),
+    can_run={"type": "boolean"},
+    why_not=TEXT,
+    level={"anyOf": [LEVEL, {"type": "null"}]},
+    trial={"anyOf": [CHECK, {"type": "null"}]},
     default_can_run={"type": "boolean"},
     chosen=TEXT_OR_NONE,
-    checks={
-        "type": "array",
-        "minItems": 15,
-        "items": exactly(
-            name=TEXT,
-            status={"enum": ["ok", "missing", "refused", "unknown"]},
-            found={"type": "string", "minLength": 1},
-            fix=TEXT_OR_NONE,
-        ),
-    },
+    checks={"type": "array", "minItems": 15, "items": CHECK},
     levels={
         "type": "array",
         "minItems": 4,
@@ -100,6 +102,8 @@ def test_on_this_machine_default_can_run(capsys: pytest.CaptureFixture[str]) -> 
     code, report = examined(capsys)
     jsonschema.validate(report, SCHEMA)
     assert (code, report["default_can_run"], level_of(report, "default")) == (0, True, "process")
+    assert (report["can_run"], report["level"], report["why_not"]) == (True, "process", "")
+    assert report["trial"]["found"].startswith("ran in a new sandbox, in ")
     found = checks(report)
     for name in NEEDS["process"]:
         assert found[name]["status"] == "ok", found[name]
@@ -111,6 +115,8 @@ def test_without_bwrap_default_cannot_run_and_it_says_what_to_install(
     code, report = examined(capsys)
     jsonschema.validate(report, SCHEMA)
     assert (code, report["default_can_run"], level_of(report, "default")) == (1, False, None)
+    assert (report["can_run"], report["level"], report["trial"]) == (False, None, None)
+    assert report["why_not"] == "process needs bwrap"
     assert checks(report)["bwrap"]["fix"] == probe.bwrap_missing().hint
     (process,) = [level for level in report["levels"] if level["level"] == "process"]
     assert "bwrap" in process["why"]
@@ -125,28 +131,73 @@ def test_every_failure_of_what_a_level_needs_says_what_to_do(
             assert check["fix"], check
 
 
-def test_the_table_fits_a_terminal_and_the_fix_can_be_copied(
+def test_the_verdict_comes_first_and_then_what_to_type(
     no_bwrap: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor"]) == 1
     text = capsys.readouterr().out
     lines = text.splitlines()
+    verdict = f"✘ Sandboxed Python cannot run here (policy {UNCHECKED}): process needs bwrap."
+    assert lines[0] == verdict
+    assert "What to do" in lines[:3]
+    assert f"# bwrap (missing): {probe.bwrap_missing().hint}" in lines
     # As it is typed, in a line of its own; dnf, which is not here, only in the sentence above it.
     assert "apt-get install bubblewrap" in lines
     assert "dnf install bubblewrap" not in lines
-    assert f"# bwrap (missing): {probe.bwrap_missing().hint}" in lines
-    assert lines[-1].startswith("✘ Policy default cannot run here: process needs bwrap")
-    assert max(len(line) for line in lines if line[:1] in "┏┃┡│└") <= 80
+    assert "docker" not in text, "advice for a level that nobody asked for"
     assert "\x1b" not in text
 
 
 @pytest.mark.process
-def test_the_table_says_what_default_gets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_healthy_host_the_verdict_is_most_of_what_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert "✔ Policy default can run here, at level process." in text
-    for word in ("This host", "Levels", "Policies", "bwrap", "gvisor", "paranoid"):
+    lines = text.splitlines()
+    assert lines[0] == f"✔ Sandboxed Python can run here, at level process (policy {UNCHECKED})."
+    assert lines[1].startswith("  A cell ran in a new sandbox, in ")
+    assert len(lines) < 24, "a screen"
+    main_part, _, optional = text.partition("Optional")
+    for word in ("docker", "restricted", "gvisor", "What to do", "chmod"):
+        assert word not in main_part
+    assert "gvisor" in optional
+
+
+@pytest.mark.process
+def test_no_advice_opens_a_home_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--all"])
+    text = capsys.readouterr().out
+    assert "o+rx" not in text
+    assert "chmod" not in text.partition("This host")[0]
+
+
+@pytest.mark.process
+def test_all_of_it_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--all"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("✔ Sandboxed Python can run here")
+    for word in ("This host", "Levels", "Policies", "bwrap", "gvisor", "paranoid", "Optional"):
         assert word in text
+    tables = [line for line in text.splitlines() if line[:1] in "┏┃┡│└" and line]
+    assert max(map(len, tables)) <= 80
+
+
+@pytest.mark.process
+def test_a_policy_that_is_chosen_by_its_path_is_the_one_that_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: strict\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("SANDBOX_KERNEL_POLICY", str(path))
+    code, report = examined(capsys)
+    assert (code, report["can_run"], report["level"]) == (0, True, "process")
+    path.write_text("extends: strict\nisolation: {prefer: [gvisor], require: gvisor}\n")
+    code, report = examined(capsys)
+    assert (code, report["can_run"], report["trial"]) == (1, False, None)
+    assert report["default_can_run"]
+    assert "gvisor" in report["why_not"]
 
 
 def test_a_policy_that_cannot_be_used_is_shown_and_others_are_not_hidden(
@@ -170,10 +221,15 @@ def test_a_policy_that_cannot_be_used_is_shown_and_others_are_not_hidden(
 def test_what_chooses_the_policy_may_be_broken_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv("SANDBOX_KERNEL_POLICY")
     monkeypatch.setenv("SANDBOX_KERNEL_TRUST", "much")
     _, report = examined(capsys)
     assert report["chosen"] is None
     assert checks(report)["policies"]["status"] == "refused"
+    assert main(["doctor"]) == 1
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("✘ Sandboxed Python cannot run here: SANDBOX_KERNEL_TRUST")
+    assert "What to do" in rest
 
 
 def test_an_engine_cannot_paint_on_the_terminal(
@@ -187,7 +243,7 @@ def test_an_engine_cannot_paint_on_the_terminal(
     }
     with engine_at(tmp_path_factory.mktemp("e") / "s", documents) as address:
         monkeypatch.setenv("DOCKER_HOST", address)
-        main(["doctor"])
+        main(["doctor", "--all"])
         text = capsys.readouterr().out
     assert "[red]1.0" in text
     assert "\x1b" not in text
