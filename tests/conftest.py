@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,11 +23,14 @@ from tests.kernel import LEVELS, UNCHECKED, Kernel, at, running_kernel
 from tests.lender import Lender
 from tests.ports import free_port
 from tests.sandbox.ordinary_user import UID
-from tests.turns import turn
+from tests.tiers import FULL, SEED, full_only
 
-# A busy machine is not a reason to fail.
-settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any")
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+# A busy machine is not a reason to fail. A push repeats its examples; `full` looks for new ones.
+settings.register_profile("push", QUIET, derandomize=True)
+settings.register_profile("full", QUIET, max_examples=1000)
+settings.load_profile("full" if FULL else "push")
 
 
 def process_problem() -> str | None:
@@ -72,6 +75,7 @@ def podman_problem() -> str | None:
     return container_problem()  # it is given the image of that engine
 
 
+LEFT_TO_FULL = full_only()
 PROBLEMS = {
     "process": process_problem,
     "browser": browser_problem,
@@ -118,13 +122,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("level", levels, scope="module")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--alone",
+        action="store_true",
+        help="only tests that need the machine to themselves; workers (-n) run all others",
+    )
+
+
+def pytest_report_header() -> str:
+    return f"tier: {'full' if FULL else 'push'}, SANDBOX_KERNEL_SEED={SEED}"
+
+
 def level_of(item: pytest.Item) -> str | None:
     return item.callspec.params.get("level") if hasattr(item, "callspec") else None
 
 
+def has_its_turn(item: pytest.Item) -> bool:
+    """What is promised in seconds, or for the whole machine, is tested with nothing else beside it."""
+    alone = item.get_closest_marker("alone") is not None
+    if hasattr(item.config, "workerinput"):
+        return not alone
+    return alone or not item.config.getoption("--alone")
+
+
 def is_chosen(item: pytest.Item) -> bool:
-    """The suites take long at every level: SANDBOX_KERNEL_LEVELS says at which."""
+    """The suites take long at every level: SANDBOX_KERNEL_LEVELS says at which, the tier how much."""
+    if not has_its_turn(item):
+        return False
     marker, level = item.get_closest_marker("every_level"), level_of(item)
+    if not FULL and any(entry.has(item.nodeid, level) for entry in LEFT_TO_FULL):
+        return False
     if marker is None or marker.kwargs.get("always") or level not in LEVELS:
         return True
     return level in os.environ.get("SANDBOX_KERNEL_LEVELS", "process").split(",")
@@ -140,23 +168,36 @@ def needs(item: pytest.Item, what: str) -> bool:
     return default or item.get_closest_marker(what) is not None
 
 
+def long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Tests in an order in which each of so many workers begins with some that take long.
+
+    Each worker gets a piece of the list; a long one at the end would keep all others waiting.
+    """
+    long = [item for item in items if item.get_closest_marker("slow") is not None]
+    others = [item for item in items if item.get_closest_marker("slow") is None]
+    size = -(-len(items) // workers)
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        mine = long[number::workers]
+        ordered += mine
+        taken = max(0, size - len(mine))
+        ordered += others[:taken]
+        others = others[taken:]
+    return ordered + others
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What this machine cannot run is skipped visibly; what it must, fails if it comes to that."""
     config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
     items[:] = filter(is_chosen, items)
+    if hasattr(config, "workerinput"):
+        items[:] = long_ones_first(items, config.workerinput["workercount"])
     for level, find_problem in PROBLEMS.items():
         concerned = [item for item in items if needs(item, level)]
         problem = find_problem() if concerned and level not in required() else None
         if problem is not None:
             for item in concerned:
                 item.add_marker(pytest.mark.skip(reason=f"{level} tests not run: {problem}"))
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Outside of all else that is done for a test: its own time begins with its turn."""
-    with turn(alone=item.get_closest_marker("alone") is not None):
-        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -214,9 +255,11 @@ def level() -> str:
     return "process"
 
 
-@pytest.fixture(scope="module")
-def lenders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Lender]]:
-    """One of each level, for all tests of a module."""
+@pytest.fixture(scope="session")
+def lenders(
+    tmp_path_factory: pytest.TempPathFactory, config_home: Path
+) -> Iterator[dict[str, Lender]]:
+    """One of each level, for all tests of a worker."""
     with ExitStack() as stack:
         lent = tmp_path_factory.mktemp("lent")
         yield {level: stack.enter_context(Lender(level, lent / level)) for level in LEVELS}
@@ -232,9 +275,9 @@ def lender(level: str, lenders: dict[str, Lender]) -> Lender:
 def kernel(
     request: pytest.FixtureRequest, tmp_path: Path, level: str, lender: Lender
 ) -> Iterator[Kernel]:
-    """A sandboxed kernel: a new one at `process`, or if the test is ``every_level(fresh=True)``."""
+    """A sandboxed kernel: lent if the test is ``every_level``, unless that says ``fresh=True``."""
     marker = request.node.get_closest_marker("every_level")
-    if level == "process" or (marker is not None and marker.kwargs.get("fresh")):
+    if marker is None or marker.kwargs.get("fresh"):
         if level != "process":
             tmp_path.chmod(0o755)  # cells run as another user
         with running_kernel(cwd=tmp_path, level=level) as running:

@@ -48,11 +48,11 @@ def jupyterlab(root: Path, path: str) -> Iterator[str]:
 
         def is_up() -> bool:
             nonlocal address
-            for info in runtime.glob("jpserver-*.json"):
-                address = json.loads(info.read_text())["url"]
             try:
+                for info in runtime.glob("jpserver-*.json"):
+                    address = json.loads(info.read_text())["url"]
                 return bool(address) and urllib.request.urlopen(f"{address}api").status == 200
-            except urllib.error.URLError:
+            except (urllib.error.URLError, json.JSONDecodeError):  # it is just being written
                 return False
 
         try:

@@ -53,6 +53,18 @@ DECLARED: tuple[Declared, ...] = (
             "code that is no text is not run",
         )
     ),
+    Declared(
+        request="*",
+        where="iopub, outputs: stream.metadata",
+        what="output that comes after the end of its cell has `late` in its metadata",
+        why="whatever cells left running may add it to any cell that is over",
+    ),
+    Declared(
+        request="what the kernel says unasked is the same",
+        where="iopub for nobody: status",
+        what="nothing is said of requests that no frontend sent",
+        why="they are the inner kernel's own, and a cell could speak for requests still to come",
+    ),
     *(
         Declared(
             request="a question between aborted cells is answered",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-UID = 54_321
+# One for each worker: what Linux counts per user is theirs alone, and some tests use all of it.
+UID = 54_321 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 REPOSITORY = Path(__file__).parents[2]
 
 

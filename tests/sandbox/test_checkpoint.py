@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.kernel import TIMEOUT, Kernel, Outcome, eventually, repetitions, running_kernel
+from tests.kernel import TIMEOUT, Kernel, Outcome, eventually, running_kernel
 from tests.lender import Lender
+from tests.tiers import FULL, repetitions, rounds
 
 pytestmark = pytest.mark.every_level
 
@@ -137,10 +138,14 @@ def test_what_ran_on_behind_a_cell_and_ended_is_not_undone_with_the_next(shared:
     assert shared.value("sorted(done)") == ["task", "thread", "timer"]
 
 
+TASKS = "len(__import__('asyncio').all_tasks())"
+
+
 def test_a_message_to_a_widget_while_a_cell_awaits_does_not_move_the_checkpoint(
     kernel: Kernel,
 ) -> None:
     client = kernel.client
+    tasks = kernel.value(TASKS)  # an earlier test may have left some
     opened = run(kernel, "x = 'before'; import ipywidgets as w; box = w.IntText(); box")
     comm_id = next(
         message["content"]["comm_id"]
@@ -158,8 +163,8 @@ def test_a_message_to_a_widget_while_a_cell_awaits_does_not_move_the_checkpoint(
     client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": comm_id, "data": data}))
     assert kernel.outcome_of(cell).receipt["state"] == "rolled_back"
     assert kernel.value("x") == "before"
-    # Nothing of the killed cell runs on: only the two tasks of this very cell are there.
-    assert kernel.value("len(__import__('asyncio').all_tasks())") == 2
+    # Nothing of the killed cell runs on.
+    assert kernel.value(TASKS) == tasks
 
 
 def test_thread_pools_and_other_event_loops_work_on(kernel: Kernel) -> None:
@@ -523,7 +528,7 @@ def test_an_interrupt_while_the_checkpoint_is_made_interrupts_the_cell(
     run(kernel, "import threading; threading.Thread(target=threading.Event().wait).start(); x = 1")
     client = kernel.client
     outcomes = set()
-    for delay in range(0, 40, 40 // repetitions(level, 40)):
+    for delay in range(0, 40, rounds(1, push=8)):
         cell = client.execute("sum(range(100_000)); y = 1", stop_on_error=False)
         time.sleep(delay / 10_000)
         ask(kernel, "interrupt_request", {})
@@ -822,6 +827,7 @@ gomp.omp_set_num_threads(2)
 """
 
 
+@pytest.mark.every_level(fresh=True)
 def test_a_lost_openmp_pool_is_said_and_does_not_hang_the_next_cell(kernel: Kernel) -> None:
     if kernel.run(OPENMP).ename == "OSError":
         pytest.skip("libgomp is not installed")
@@ -872,10 +878,10 @@ def test_a_cell_that_opens_files_without_end_keeps_all_it_did(kernel: Kernel) ->
     failed = kernel.run("while True: files.append(open('/dev/null'))")
     assert failed.receipt["state"] == "kept"
     time.sleep(0.1)
-    assert run(kernel, "len(files) > 900, pid == os.getpid()").result == "(True, True)"
+    assert run(kernel, "len(files) > 500, pid == os.getpid()").result == "(True, True)"
     # A checkpoint has room where the soft limit leaves cells none.
     assert roll_back(kernel, "files.clear()").receipt.get("not_restored") is None
-    assert run(kernel, "len(files) > 900").result == "True"
+    assert run(kernel, "len(files) > 500").result == "True"
 
 
 @pytest.mark.every_level(fresh=True)
@@ -1066,7 +1072,9 @@ def sizes():
 
 
 @pytest.mark.slow
-def test_fifty_takeovers_leak_nothing_and_say_nothing_unasked(kernel: Kernel, level: str) -> None:
+def test_takeovers_leak_nothing_and_say_nothing_unasked(kernel: Kernel, level: str) -> None:
+    takeovers = repetitions(level, 50) if FULL else 4
+
     def cell(code: str) -> Outcome:
         return hear(kernel, kernel.client.execute(code, stop_on_error=False), strays)
 
@@ -1074,7 +1082,7 @@ def test_fifty_takeovers_leak_nothing_and_say_nothing_unasked(kernel: Kernel, le
     run(kernel, SIZES + "import asyncio\nticking = asyncio.create_task(asyncio.sleep(3600))")
     seconds, outcomes = [], []
     first: tuple[int, ...] = ()
-    for number in range(repetitions(level, 50)):
+    for number in range(takeovers):
         started = time.monotonic()
         # As a cell that was waiting for its checkpoint, and as one that was not.
         killed = cell(KILL if number % 2 else f"x = 1\n{KILL}")
@@ -1085,7 +1093,7 @@ def test_fifty_takeovers_leak_nothing_and_say_nothing_unasked(kernel: Kernel, le
         first = first or sizes
         assert sizes[:5] == first[:5], f"after {number}"
     # The memory of libzmq's dead contexts: less than half a MiB each time.
-    assert sizes[5] - first[5] < 40 * 1024
+    assert sizes[5] - first[5] < (40 * 1024 if FULL else 2 * 1024)
     assert statistics.median(seconds) < (3.0 if level == "gvisor" else 1.0)
     assert strays == []
     assert {outcome.text("stderr") for outcome in outcomes} == {""}
@@ -1105,7 +1113,7 @@ def test_an_idle_kernel_makes_no_second_checkpoint_when_the_next_cell_comes(kern
 
 def test_cells_in_a_hurry_are_all_in_the_checkpoint(kernel: Kernel, level: str) -> None:
     run(kernel, "n = 0")
-    count = repetitions(level, 200)
+    count = rounds(200, push=40)
     cells = [kernel.client.execute("n += 1") for _ in range(count)]
     killed = kernel.client.execute(f"n = -1\n{KILL}", stop_on_error=False)
     behind = [kernel.client.execute(code) for code in ("n += 1000", "print(n)")]

@@ -17,6 +17,7 @@ from sandbox_kernel.audit.query import AuditReader
 from sandbox_kernel.audit.verify import verify
 from tests.engines import OwnEngine, own_engine
 from tests.kernel import Kernel, eventually, is_running, isolation, running_kernel
+from tests.tiers import REPETITION, SEED, rounds
 
 pytestmark = [
     pytest.mark.container,
@@ -24,9 +25,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="an engine of one's own needs root"),
 ]
 
-# 20 for the whole count.
-ROUNDS = int(os.environ.get("SANDBOX_KERNEL_REPEAT", "6"))
-SEED = 20261116
+ROUNDS = rounds(20, push=2)
 ANSWER_SECONDS = 1.0
 REFUSAL_SECONDS = 10.0
 
@@ -78,7 +77,7 @@ def recovers(kernel: Kernel) -> None:
     assert outcome.receipt["isolation"]["level"] == "container"
 
 
-@pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.parametrize("number", range(ROUNDS), ids=REPETITION)
 def test_a_cell_goes_on_without_its_engine_and_the_kernel_recovers_with_it(
     engine: OwnEngine,
     tmp_path: Path,

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_kernel.isolation.guardian import MARK
 from sandbox_kernel.limits.meter import process_tree
 from tests.kernel import Kernel, containers_of, eventually, is_running, running_kernel
 from tests.ports import connection_file
+from tests.tiers import REPETITION, SEED, rounds
 
 pytestmark = pytest.mark.process
 
@@ -294,11 +296,11 @@ def test_the_wrapper_dies_with_its_parent(tmp_path: Path, state_home: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
-def test_a_hundred_starts_and_stops_leave_nothing_behind(
+@pytest.mark.parametrize("part", range(rounds(5, push=1)), ids=REPETITION)
+def test_starts_and_stops_leave_nothing_behind(
     tmp_path: Path, state_home: Path, run_directories: Listing, part: int
 ) -> None:
-    for _ in range(20):
+    for _ in range(rounds(20, push=5)):
         with running_kernel(cwd=tmp_path) as kernel:
             assert kernel.run("1 + 1").result == "2"
             pids = list(process_tree(kernel.wrapper_pid))
@@ -309,11 +311,11 @@ def test_a_hundred_starts_and_stops_leave_nothing_behind(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("part", range(rounds(5, push=1)), ids=REPETITION)
 def test_a_wrapper_killed_at_any_moment_leaves_nothing_behind(
-    tmp_path: Path, state_home: Path, run_directories: Listing, seed: int
+    tmp_path: Path, state_home: Path, run_directories: Listing, part: int
 ) -> None:
-    moments = random.Random(seed)
+    moments = random.Random(SEED + part)
     for number in range(10):
         file = tmp_path / f"kernel-{number}.json"
         connection_file(file, key=b"k")
@@ -326,7 +328,9 @@ def test_a_wrapper_killed_at_any_moment_leaves_nothing_behind(
             time.sleep(moments.uniform(0, 1.2))
             pids = list(process_tree(wrapper.pid))
             wrapper.kill()
-        eventually(lambda pids=pids: not any(map(is_running, pids)), what=f"seed {seed}: {pids}")
+        eventually(
+            lambda pids=pids: not any(map(is_running, pids)), what=f"seed {SEED} + {part}: {pids}"
+        )
     eventually(lambda: processes_about(state_home) == [], what="processes about the state home")
     eventually(lambda: run_directories() == [], what="run directories")
     assert mounts_about(tmp_path, state_home) == []
@@ -335,9 +339,11 @@ def test_a_wrapper_killed_at_any_moment_leaves_nothing_behind(
 def test_what_a_power_cut_left_is_cleared_at_the_next_start(
     tmp_path: Path, state_home: Path, run_directories: Listing
 ) -> None:
-    abandoned, sibling = state_home / "run" / "1-dead", state_home / "run" / "999999999-alive"
-    abandoned.mkdir(parents=True)
-    sibling.mkdir()
+    run = state_home / "run"
+    abandoned, sibling = run / "1-00000bad", run / "999999999-000a11fe"
+    for directory in (abandoned, sibling):
+        directory.mkdir(parents=True)
+        (directory / "lock").write_text(f"{MARK}\n")
     # A wrapper of another host or pid namespace: its pid says nothing here, its lock does.
     lock = os.open(sibling / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -355,7 +361,7 @@ def test_a_state_directory_with_a_long_name_is_no_obstacle(
         assert kernel.run("1 + 1").result == "2"
 
 
-@pytest.mark.every_level
+@pytest.mark.every_level(fresh=True)
 def test_usage_is_measured_from_outside(kernel: Kernel) -> None:
     def usage() -> dict[str, object]:
         message = kernel.client.session.msg("usage_request", {})

@@ -60,7 +60,7 @@ def test_the_last_cell_is_undone_with_its_number_and_its_traces(kernel: Kernel, 
     )
 
 
-@pytest.mark.every_level
+@pytest.mark.every_level(fresh=True)  # what another test has left is lost, and said to be
 def test_nothing_is_said_to_be_lost_by_an_undo_at_once(kernel: Kernel) -> None:
     for _ in range(10):
         run(kernel, "x = 1")
