@@ -13,12 +13,15 @@ from tests.kernel import TIMEOUT, Kernel, running_kernel
 TIDY_SECONDS = 20
 # What tests may leave in a kernel is taken away; what cannot be is an error, and the kernel is ended.
 TIDY = """
-import os, shutil, threading
+import os, shutil, signal, threading
 for _pid in filter(str.isdecimal, os.listdir('/proc')):
     _name = open(f'/proc/{_pid}/comm').read().strip()
     assert int(_pid) in (1, os.getpid()) or _name == 'checkpoint', f'{_name} is left'
 # Not those of libraries, which stay.
 assert threading.active_count() <= %d, f'left: {threading.enumerate()}'
+# With SIGCHLD ignored, for example, nobody is told what children used.
+_ignored = sorted(each for each in signal.valid_signals() if signal.getsignal(each) is signal.SIG_IGN)
+assert [int(each) for each in _ignored] == %s, f'ignored: {_ignored}'
 _home = %r
 for _folder in ('/tmp', '/dev/shm', '/home/sandbox'):
     for _entry in os.scandir(_folder):
@@ -28,7 +31,12 @@ for _folder in ('/tmp', '/dev/shm', '/home/sandbox'):
 os.chdir(_home)
 get_ipython().run_line_magic('reset', '-f')
 """
-ABOUT = "import os, threading\nprint(threading.active_count(), os.getcwd())"
+ABOUT = """
+import os, signal, threading
+print(threading.active_count())
+print([int(each) for each in sorted(signal.valid_signals()) if signal.getsignal(each) is signal.SIG_IGN])
+print(os.getcwd())
+"""
 
 
 class Lender:
@@ -91,8 +99,8 @@ class Lender:
         )
         # The first error of a kernel takes Python a while to show.
         assert kernel.run("1 / 0").ename == "ZeroDivisionError"
-        threads, working_directory = kernel.run(ABOUT).text().split()
-        self._tidy = TIDY % (int(threads), working_directory)
+        threads, ignored, working_directory = kernel.run(ABOUT).text().splitlines()
+        self._tidy = TIDY % (int(threads), ignored, working_directory)
         # It has the same identity as those that are lent: each would take the other's replies.
         kernel.client.stop_channels()
         return kernel
